@@ -1,0 +1,3 @@
+module github.com/holdfast-run/holdfast
+
+go 1.26
