@@ -45,18 +45,25 @@ type Engine interface {
 	// Loaded waits until a restored instance no longer needs its image folder.
 	Loaded(ctx context.Context, id string) error
 
-	// Checkpoint writes the memory image into the existing empty folder dir, data
-	// on stable storage, and ends the instance. If it fails the instance goes on
-	// running (ErrNoSpace, or another error) or, if that is impossible, is dead
-	// and the error also wraps ErrNotFound.
+	// Checkpoint freezes the instance and writes its memory image into the existing
+	// empty folder dir, on stable storage when it returns. The instance stays
+	// frozen, so that the caller can make the image official before it decides:
+	// Kill ends it, Thaw lets it go on. If Checkpoint fails the instance runs on
+	// (ErrNoSpace, or another error) or, if that is impossible, is dead and the
+	// error also wraps ErrNotFound. A caller that is killed leaves at worst a
+	// frozen instance and a folder to remove.
 	Checkpoint(ctx context.Context, id, dir string) (Image, error)
+
+	// Thaw lets a frozen instance go on; on a running one it does nothing.
+	Thaw(ctx context.Context, id string) error
 
 	// Kill ends the instance and everything the engine made for it (processes,
 	// cgroups, state files). Gone already: nil.
 	Kill(ctx context.Context, id string) error
 
 	// Adopt takes over an instance that an earlier daemon started: from now on
-	// its exit is reported. ErrNotFound when it is not alive.
+	// its exit is reported; one found frozen stays so until Thaw. ErrNotFound when
+	// it is not alive.
 	Adopt(ctx context.Context, id string) (Instance, error)
 
 	// List gives the ids of all instances and leftovers (dead processes' state,
@@ -126,7 +133,7 @@ type Image struct {
 	CPUFeature []string // features the restoring machine must have
 	Files      []string // names inside the folder
 	Bytes      int64
-	Frozen     time.Duration // how long the instance stood still until the image was complete
+	Frozen     time.Duration // how long the instance stood still until the image was on stable storage
 }
 
 // Exit tells of an end that nobody asked for.
