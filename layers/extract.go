@@ -156,7 +156,7 @@ func (x *extractor) entry(h *tar.Header, content io.Reader) error {
 		x.dirs = append(x.dirs, dirTime{name, a})
 		return x.xattrs(name, h)
 	}
-	if err := x.parents(path.Dir(name)); err != nil {
+	if err := x.parents(path.Dir(name), 0); err != nil {
 		return err
 	}
 	if base := path.Base(name); !x.plain && strings.HasPrefix(base, whiteoutPrefix) {
@@ -272,8 +272,8 @@ func (x *extractor) whiteout(dir, base string) error {
 }
 
 // parents makes the folders of a name that the archive has not described, with
-// the attributes they have in the layers below.
-func (x *extractor) parents(dir string) error {
+// the attributes they have in the layers below. hops counts links followed.
+func (x *extractor) parents(dir string, hops int) error {
 	st, err := x.root.Stat(dir)
 	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return nil
@@ -284,15 +284,14 @@ func (x *extractor) parents(dir string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := x.parents(path.Dir(dir)); err != nil {
+	if err := x.parents(path.Dir(dir), hops); err != nil {
 		return err
 	}
 	if st, err := x.root.Lstat(dir); err == nil {
-		if !isWhiteout(st) {
-			// Not there by Stat but by Lstat: a link that leads nowhere.
-			return fmt.Errorf("%s is a link to nothing", dir)
+		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			return x.linkTarget(dir, hops)
 		}
-		if err := x.root.RemoveAll(dir); err != nil {
+		if err := x.root.RemoveAll(dir); err != nil { // a whiteout
 			return err
 		}
 	}
@@ -304,6 +303,26 @@ func (x *extractor) parents(dir string) error {
 		}
 	}
 	return x.root.Mkdir(dir, a)
+}
+
+// linkTarget makes the folder that a link leads to when only a layer below has it.
+func (x *extractor) linkTarget(link string, hops int) error {
+	text, err := x.root.Readlink(link)
+	if err != nil {
+		return err
+	}
+	if !path.IsAbs(text) {
+		text = path.Join(path.Dir(link), text)
+	}
+	if hops < 16 {
+		if err := x.parents(tree.Clean(text), hops+1); err != nil {
+			return err
+		}
+	}
+	if _, err := x.root.Stat(link); err != nil {
+		return fmt.Errorf("the link %s leads nowhere: %w", link, err)
+	}
+	return nil
 }
 
 // xattrs sets the extended attributes of an entry. Those that steer overlayfs
