@@ -1,0 +1,51 @@
+// Package enginetest is the conformance suite of engine.Engine: every
+// implementation runs it. It uses real instances, processes, mounts and network
+// namespaces, so it needs root.
+package enginetest
+
+import (
+	"testing"
+
+	"github.com/holdfast-run/holdfast/engine"
+)
+
+// Run runs the suite. open gives an engine whose state is in dir; called again
+// with the same dir after Close of the first, it gives one that finds what the
+// first left, as a restarted daemon does.
+func Run(t *testing.T, open func(t *testing.T, dir string) engine.Engine) {
+	for _, c := range []struct {
+		name string
+		test func(*world)
+	}{
+		{"Start", testStart},
+		{"StartBad", testStartBad},
+		{"Exists", testExists},
+		{"Unknown", testUnknown},
+		{"Suid", testFiles},
+		{"Kill", testKill},
+		{"Ended", testEnded},
+		{"Failed", testFailed},
+		{"SandboxKilled", testSandboxKilled},
+		{"Adopt", testAdopt},
+		{"AdoptDead", testAdoptDead},
+		{"Close", testClose},
+		{"LogBounded", testPrint},
+		{"Checkpoint", testCheckpoint},
+		{"RestoreTwice", testRestoreTwice},
+		{"RestoreElsewhere", testRestoreElsewhere},
+		{"CheckpointAfterRestore", testCheckpointAfterRestore},
+		{"CheckpointAdopted", testCheckpointAdopted},
+		{"CheckpointNoSpace", testNoSpace},
+		{"CheckpointBadFolder", testBadFolder},
+		{"TornImage", testTorn},
+		{"ForeignImage", testForeign},
+		{"RestoreBurst", testBurst},
+		{"LimitCPU", testLimitCPU},
+		{"LimitMemory", testLimitMemory},
+		{"LimitPIDs", testLimitPIDs},
+		{"Update", testUpdate},
+		{"Stats", testStats},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(newWorld(t, open)) })
+	}
+}

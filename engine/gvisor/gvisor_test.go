@@ -1,0 +1,52 @@
+package gvisor
+
+import (
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/holdfast-run/holdfast/engine"
+	"github.com/holdfast-run/holdfast/engine/enginetest"
+	"github.com/holdfast-run/holdfast/runtimes"
+)
+
+// sharedStore is unpacked once for all tests of this package.
+var sharedStore *runtimes.Store
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "hf-runtimes-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		if sharedStore, err = runtimes.Open(dir); err != nil {
+			panic(err)
+		}
+		return m.Run()
+	}())
+}
+
+func open(t *testing.T, dir string) *Engine {
+	t.Helper()
+	h := fnv.New32a()
+	h.Write([]byte(dir))
+	parent := fmt.Sprintf("holdfast-test/%08x", h.Sum32())
+	e, err := New(t.Context(), Options{
+		Dir:          filepath.Join(dir, "e"),
+		Runtimes:     sharedStore,
+		CgroupParent: parent,
+		Logger:       slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestConformance(t *testing.T) {
+	enginetest.Run(t, func(t *testing.T, dir string) engine.Engine { return open(t, dir) })
+}

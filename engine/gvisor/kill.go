@@ -1,0 +1,105 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// killTimeout bounds the wait for killed processes to be gone.
+const killTimeout = 10 * time.Second
+
+// Kill implements engine.Engine.
+func (e *Engine) Kill(_ context.Context, id string) error {
+	if !idPattern.MatchString(id) {
+		return nil // nothing of that name can exist
+	}
+	if err := e.clear(id); err != nil {
+		return fmt.Errorf("kill instance %s: %w", id, err)
+	}
+	return nil
+}
+
+// clear ends whatever is left of an instance, half-started ones included, and
+// removes all that the engine made for it. It is idempotent.
+func (e *Engine) clear(id string) error {
+	in := e.expect(id)
+	r, err := e.loadRecord(id)
+	if err == nil && r.Boot == bootID() {
+		// The sandbox is pid 1 of its pid namespace: the stubs that user code runs
+		// in die with it.
+		r.Sandbox.kill()
+		r.Gofer.kill()
+	}
+	group := e.groups.Group(id)
+	errs := []error{group.Kill(killTimeout)}
+	if err != nil {
+		// No record: an earlier daemon died while starting it, perhaps before its
+		// processes were in the cgroup.
+		errs = append(errs, e.killStrays(id))
+	} else if r.Boot == bootID() {
+		errs = append(errs, r.Sandbox.wait(killTimeout), r.Gofer.wait(killTimeout))
+	}
+	if in != nil {
+		select {
+		case <-in.ended:
+		case <-e.closed:
+		case <-time.After(killTimeout):
+			errs = append(errs, errors.New("the end of its sandbox process was not noticed"))
+		}
+		e.forget(id)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // its record must stay, so that another try finds the processes
+	}
+	return errors.Join(group.Remove(), (&runsc{root: filepath.Join(e.dir, ".runsc")}).clear(id), os.RemoveAll(e.instanceDir(id)))
+}
+
+// killStrays finds processes of an instance by their command line: the programs
+// of the runtime name its state folder and, as the last argument, the instance.
+func (e *Engine) killStrays(id string) error {
+	if _, err := os.Stat(e.instanceDir(id)); os.IsNotExist(err) {
+		return nil
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	root := "--root=" + filepath.Join(e.dir, ".runsc")
+	var errs []error
+	for _, d := range entries {
+		pid, err := strconv.Atoi(d.Name())
+		if err != nil {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join("/proc", d.Name(), "cmdline"))
+		if err != nil || len(b) == 0 {
+			continue
+		}
+		args := strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
+		if args[len(args)-1] != id || !contains(args, root) {
+			continue
+		}
+		p, err := identify(pid)
+		if err != nil {
+			continue
+		}
+		p.kill()
+		errs = append(errs, p.wait(killTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+func contains(list []string, s string) bool {
+	for _, l := range list {
+		if l == s {
+			return true
+		}
+	}
+	return false
+}
