@@ -31,6 +31,8 @@ func Run(t *testing.T, open func(t *testing.T, dir string) engine.Engine) {
 		{"Close", testClose},
 		{"LogBounded", testPrint},
 		{"Checkpoint", testCheckpoint},
+		{"Thaw", testThaw},
+		{"ThawAdopted", testThawAdopted},
 		{"RestoreTwice", testRestoreTwice},
 		{"RestoreElsewhere", testRestoreElsewhere},
 		{"CheckpointAfterRestore", testCheckpointAfterRestore},

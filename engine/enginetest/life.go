@@ -105,6 +105,7 @@ func testUnknown(w *world) {
 	ctx, id := w.Context(), "nobody"
 	for name, call := range map[string]func() error{
 		"checkpoint": func() error { _, err := w.Checkpoint(ctx, id, w.TempDir()); return err },
+		"thaw":       func() error { return w.Thaw(ctx, id) },
 		"loaded":     func() error { return w.Loaded(ctx, id) },
 		"adopt":      func() error { _, err := w.Adopt(ctx, id); return err },
 		"update":     func() error { return w.Update(ctx, id, engine.Resources{}) },

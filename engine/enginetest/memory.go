@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,8 +29,8 @@ func refresh(w *world, s engine.Spec) {
 	}
 }
 
-// checkpoint ends an instance and gives its image's folder.
-func (w *world) checkpoint(g *guest) (string, engine.Image) {
+// freeze checkpoints an instance and leaves it frozen.
+func (w *world) freeze(g *guest) (string, engine.Image) {
 	w.Helper()
 	dir := w.TempDir()
 	img, err := w.Checkpoint(w.Context(), g.Spec.ID, dir)
@@ -37,6 +38,78 @@ func (w *world) checkpoint(g *guest) (string, engine.Image) {
 		w.Fatalf("checkpoint: %v", err)
 	}
 	return dir, img
+}
+
+// checkpoint ends an instance and gives its image's folder.
+func (w *world) checkpoint(g *guest) (string, engine.Image) {
+	w.Helper()
+	dir, img := w.freeze(g)
+	if err := w.Kill(w.Context(), g.Spec.ID); err != nil {
+		w.Fatalf("kill after checkpoint: %v", err)
+	}
+	return dir, img
+}
+
+// testThaw: a checkpoint leaves the instance frozen, Thaw lets it go on, and the
+// image shows it as it was at the checkpoint.
+func testThaw(w *world) {
+	g := w.start(w.spec(w.root()))
+	if err := w.Thaw(w.Context(), g.Spec.ID); err != nil {
+		w.Errorf("thaw of a running one: %v", err)
+	}
+	moving(w, g)
+	for range 2 {
+		dir, _ := w.freeze(g)
+		standing(w, g)
+		for range 2 { // the second finds it running
+			if err := w.Thaw(w.Context(), g.Spec.ID); err != nil {
+				w.Fatalf("thaw: %v", err)
+			}
+			moving(w, g)
+		}
+		r := w.restore(w.spec(copyTree(w, g.Root)), dir)
+		moving(w, r)
+		if err := w.Kill(w.Context(), r.Spec.ID); err != nil {
+			w.Error(err)
+		}
+	}
+}
+
+// testThawAdopted: a daemon that died between checkpoint and decision leaves a
+// frozen instance, which the next one can let go on or end.
+func testThawAdopted(w *world) {
+	g, other := w.start(w.spec(w.root())), w.start(w.spec(w.root()))
+	dir, _ := w.freeze(g)
+	w.freeze(other)
+	w.reopen()
+	if _, err := w.Adopt(w.Context(), g.Spec.ID); err != nil {
+		w.Fatalf("adopt: %v", err)
+	}
+	standing(w, g)
+	if err := w.Thaw(w.Context(), g.Spec.ID); err != nil {
+		w.Fatalf("thaw: %v", err)
+	}
+	moving(w, g)
+	r := w.restore(w.spec(copyTree(w, g.Root)), dir)
+	moving(w, r)
+	if err := w.Kill(w.Context(), other.Spec.ID); err != nil {
+		w.Errorf("kill a frozen one: %v", err)
+	}
+	if alive(other.PID()) {
+		w.Error("a frozen one outlived its kill")
+	}
+}
+
+// standing checks that pid 1 does not answer.
+func standing(w *world, g *guest) {
+	w.Helper()
+	c := *g.client
+	c.Timeout = 200 * time.Millisecond
+	frozen := *g
+	frozen.client = &c
+	if n, err := frozen.try("/count"); err == nil {
+		w.Errorf("a frozen instance answers %s", n)
+	}
 }
 
 func testCheckpoint(w *world) {
@@ -209,9 +282,12 @@ func testNoSpace(w *world) {
 			w.Fatal(err)
 		}
 		_, err := w.Checkpoint(w.Context(), g.Spec.ID, dir)
-		if uerr := unix.Unmount(dir, 0); uerr != nil {
-			w.Errorf("the failed checkpoint still holds its folder: %v", uerr)
-			_ = unix.Unmount(dir, unix.MNT_DETACH)
+		var fs unix.Statfs_t
+		if serr := unix.Statfs(dir, &fs); serr != nil || fs.Bfree != fs.Blocks {
+			w.Errorf("a failed checkpoint holds %d of %d blocks, %v", fs.Blocks-fs.Bfree, fs.Blocks, serr)
+		}
+		if uerr := unix.Unmount(dir, unix.MNT_DETACH); uerr != nil {
+			w.Error(uerr)
 		}
 		if !errors.Is(err, engine.ErrNoSpace) {
 			w.Fatalf("checkpoint into %s: %v, want ErrNoSpace", size, err)

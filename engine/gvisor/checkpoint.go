@@ -37,19 +37,34 @@ const (
 
 var imageFiles = []string{stateFile, pagesFile, pagesMetaImg}
 
-// Checkpoint implements engine.Engine. The instance is stopped first and killed
-// once its image is on stable storage, so it never runs on past its image; when
-// anything fails before that it is let go on.
+// Checkpoint implements engine.Engine. The instance is stopped before gVisor
+// saves it and stays so, hence it never runs on past its image.
 func (e *Engine) Checkpoint(ctx context.Context, id, dir string) (engine.Image, error) {
 	img, err := e.checkpoint(ctx, id, dir)
 	if err != nil {
 		return engine.Image{}, fmt.Errorf("checkpoint instance %s: %w", id, err)
 	}
-	if err := e.clear(id); err != nil {
-		// The image is whole; what is left of the instance is Kill's to clear.
-		e.log.Error("cannot clear an instance after its checkpoint", "instance", id, "error", err)
-	}
 	return img, nil
+}
+
+// Thaw implements engine.Engine.
+func (e *Engine) Thaw(ctx context.Context, id string) error {
+	in, err := e.alive(id)
+	if err != nil {
+		return err
+	}
+	rt, err := e.store.Get(in.Runtime)
+	if err != nil {
+		return fmt.Errorf("thaw instance %s: %w", id, err)
+	}
+	c := e.runsc(rt)
+	if paused, err := c.paused(id); err != nil || !paused {
+		return err
+	}
+	if err := c.run(ctx, e.instanceDir(id), nil, "resume", id); err != nil {
+		return fmt.Errorf("thaw instance %s: %w", id, e.orDead(in, err))
+	}
+	return nil
 }
 
 func (e *Engine) checkpoint(ctx context.Context, id, dir string) (_ engine.Image, err error) {
@@ -79,9 +94,7 @@ func (e *Engine) checkpoint(ctx context.Context, id, dir string) (_ engine.Image
 		if rerr := c.run(rctx, own, nil, "resume", id); rerr != nil {
 			err = e.orDead(in, errors.Join(err, fmt.Errorf("let it go on: %w", rerr)))
 		}
-		for _, name := range append(imageFiles, imageFile) {
-			_ = os.Remove(filepath.Join(dir, name))
-		}
+		discard(dir)
 	}()
 	if err := c.run(ctx, own, nil, "checkpoint", "--leave-running", "--image-path", dir, id); err != nil {
 		return engine.Image{}, classifySave(err)
@@ -92,6 +105,16 @@ func (e *Engine) checkpoint(ctx context.Context, id, dir string) (_ engine.Image
 	}
 	img.Frozen = time.Since(began)
 	return img, nil
+}
+
+// discard removes a failed image. The files are emptied first: gVisor may keep one
+// open for a while, and the space is wanted back at once.
+func discard(dir string) {
+	for _, name := range append(slices.Clone(imageFiles), imageFile) {
+		path := filepath.Join(dir, name)
+		_ = os.Truncate(path, 0)
+		_ = os.Remove(path)
+	}
 }
 
 // orDead adds engine.ErrNotFound when the instance's process is gone.

@@ -123,6 +123,19 @@ func (c *runsc) processes(id string) (sandbox, gofer int, err error) {
 	return state.Sandbox.Pid, state.GoferPid, nil
 }
 
+// paused tells whether the instance is stopped as a whole.
+func (c *runsc) paused(id string) (bool, error) {
+	var state struct {
+		Status string `json:"status"`
+	}
+	b, err := os.ReadFile(c.stateFile(id))
+	if err != nil {
+		return false, err
+	}
+	err = json.Unmarshal(b, &state)
+	return state.Status == "paused", err
+}
+
 func (c *runsc) stateFile(id string) string {
 	return filepath.Join(c.root, id+"_sandbox:"+id+".state")
 }
