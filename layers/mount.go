@@ -75,6 +75,9 @@ func (s *Store) mount(ctx context.Context, r Root) error {
 		return fmt.Errorf("%d layers are too many for one mount (%d always fit); make a template of the sandbox's files to start a new stack", len(r.Lower), MaxDepth)
 	}
 	return inFolder(s.dir, func() error {
+		if err := bindable(); err != nil {
+			return err
+		}
 		return unix.Mount("overlay", r.Target, "overlay", unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, options)
 	})
 }

@@ -213,7 +213,7 @@ func TestWorkingFolderOfProcessStays(t *testing.T) {
 func TestParseMountinfo(t *testing.T) {
 	for line, want := range map[string]overlay{
 		`36 35 0:36 / /a\040b rw,nodev shared:1 - overlay overlay rw,lowerdir=y/fs:x/fs,upperdir=/u\134\0541,workdir=/w`: {"/a b", []string{"y/fs", "x/fs"}, "/u,1"},
-		`36 35 0:36 / /m rw - overlay none rw,lowerdir+=/y,lowerdir+=/x,upperdir=/u`:                                  {"/m", []string{"/y", "/x"}, "/u"},
+		`36 35 0:36 / /m rw - overlay none rw,lowerdir+=/y,lowerdir+=/x,upperdir=/u`:                                     {"/m", []string{"/y", "/x"}, "/u"},
 	} {
 		o, ok := parseMountinfo(line)
 		if !ok || o.target != want.target || o.upper != want.upper || !slices.Equal(o.lower, want.lower) {

@@ -117,7 +117,7 @@ func (s *Store) load(name string) error {
 			return err
 		}
 		defer lock.Close()
-		return os.RemoveAll(p)
+		return removeBuild(p)
 	case !ValidID(name):
 		return nil // not ours: leave it alone
 	}
@@ -291,6 +291,42 @@ func (s *Store) Build(ctx context.Context, digest string, fill func(*tree.Root) 
 	return l, nil
 }
 
+// Derive makes a layer of what change does to the file system that the lower
+// layers (bottom first) make up together. Otherwise it is like Build.
+func (s *Store) Derive(ctx context.Context, digest string, lower []string, change func(*tree.Root) error) (Layer, error) {
+	return s.Build(ctx, digest, func(files *tree.Root) (err error) {
+		dir := filepath.Dir(files.Dir())
+		r := Root{Lower: lower, Upper: files.Dir(), Work: filepath.Join(dir, "work"), Target: filepath.Join(dir, "root")}
+		if err := s.Mount(ctx, r); err != nil {
+			return err
+		}
+		defer func() {
+			// Not ctx: it may be what ended us, and the mount must go in any case.
+			err = errors.Join(err, Unmount(context.WithoutCancel(ctx), r.Target), os.RemoveAll(r.Work), os.Remove(r.Target))
+		}()
+		root, err := tree.Open(r.Target)
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		return change(root)
+	})
+}
+
+// removeBuild removes a build's folder, and first what a Derive mounted in it.
+func removeBuild(tmp string) error {
+	mounts, err := Mounts(tmp)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if err := Unmount(context.Background(), m); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(tmp)
+}
+
 // claim waits for a running build of the digest, then gives its layer or the
 // right to build it until done is called.
 func (s *Store) claim(ctx context.Context, digest string) (done func(), l Layer, found bool, err error) {
@@ -335,7 +371,7 @@ func (s *Store) build(digest string, fill func(*tree.Root) error) (_ Layer, err 
 	}
 	defer func() {
 		if err != nil {
-			os.RemoveAll(tmp)
+			err = errors.Join(err, removeBuild(tmp))
 		}
 	}()
 	lock, err := lockDir(tmp)
