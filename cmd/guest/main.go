@@ -57,6 +57,7 @@ func run(listen, host, etc string, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", listen, err)
 	}
+	log.Info("guest serves", "address", l.Addr().String())
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP)
