@@ -130,6 +130,8 @@ type request struct {
 	port  int
 	route sandbox.Route
 	up    *upstream
+	body  *watchedBody // nil when the request has none
+	w     http.ResponseWriter
 }
 
 type requestKey struct{}
@@ -159,15 +161,10 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, id string, port 
 		})
 		return
 	}
-	q := &request{id: id, port: port, route: rt, up: up}
+	q := &request{id: id, port: port, route: rt, up: up, w: w}
 	defer func() { q.up.leave() }()
 	if !healthCheck(r, port) {
 		g.onTraffic(id)
-	}
-	if r.Body != nil && r.Body != http.NoBody {
-		// An answer may begin before the request has ended, and HTTP/1 servers
-		// forbid that unless asked. HTTP/2 always can, and says it cannot be asked.
-		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
 	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
 }

@@ -24,12 +24,12 @@ type transport struct{ g *Gateway }
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	q := requestOf(r.Context())
-	body := &watchedBody{ReadCloser: r.Body}
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = body
+		q.body = &watchedBody{ReadCloser: r.Body}
+		r.Body = q.body
 	}
 	resp, err := q.up.transport.RoundTrip(r)
-	if err == nil || r.Context().Err() != nil || !repeatable(r, body, err) {
+	if err == nil || r.Context().Err() != nil || !repeatable(r, q.body, err) {
 		return resp, err
 	}
 	return t.again(r, q, err)
@@ -61,27 +61,54 @@ func (t transport) again(r *http.Request, q *request, first error) (*http.Respon
 // repeatable tells whether sending r again cannot do anything twice: nothing of
 // it was sent, or it changes nothing and has no body.
 func repeatable(r *http.Request, body *watchedBody, err error) bool {
-	var de *dialError
-	if errors.As(err, &de) {
-		return !body.read.Load()
+	var unsent *dialError
+	if errors.As(err, &unsent) {
+		return body == nil || !body.read.Load()
 	}
-	safe := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
-	return safe && (r.Body == nil || r.Body == http.NoBody)
+	return body == nil && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions)
 }
 
-// watchedBody knows whether it was read. It is not closed by a failed attempt,
+// watchedBody knows how far it was read. It is not closed by a failed attempt,
 // so that a second one can send it; the server closes it in the end.
 type watchedBody struct {
 	io.ReadCloser
-	read atomic.Bool
+	read, ended atomic.Bool
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
 	b.read.Store(true)
-	return b.ReadCloser.Read(p)
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.ended.Store(true)
+	}
+	return n, err
 }
 
 func (b *watchedBody) Close() error { return nil }
+
+// duplex lets a stream of an answer go out while the request is still coming
+// in, which an HTTP/1 server allows only when asked. Not asked for otherwise:
+// then the server itself deals with what an early answer leaves unread. Here
+// only the end of the connection does, for with the rest of a body before it no
+// next request could be read. HTTP/2 needs nothing and cannot be asked.
+func (q *request) duplex(resp *http.Response) {
+	if q.body == nil || q.body.ended.Load() || resp.ContentLength >= 0 || resp.StatusCode >= 300 {
+		return
+	}
+	if http.NewResponseController(q.w).EnableFullDuplex() == nil {
+		resp.Header.Set("Connection", "close")
+	}
+}
+
+// modifyResponse is the last look at an answer before it goes out.
+func modifyResponse(resp *http.Response) error {
+	q := requestOf(resp.Request.Context())
+	q.duplex(resp)
+	if q.port == GuestPort && resp.Request.Header.Get("Origin") != "" {
+		openToBrowsers(resp.Header)
+	}
+	return nil
+}
 
 func (g *Gateway) proxyError(w http.ResponseWriter, r *http.Request, err error) {
 	q := requestOf(r.Context())
