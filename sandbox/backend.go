@@ -70,7 +70,7 @@ type Route struct {
 	Addr         netip.Addr // reachable from this machine
 	Network      Network
 	TrafficToken string
-	// Generation changes whenever the sandbox's process was replaced (resume,
+	// Generation grows whenever the sandbox's process was replaced (resume,
 	// rollback); pooled connections of an older one are stale.
 	Generation int64
 }
