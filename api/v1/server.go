@@ -84,6 +84,7 @@ func New(o Options) http.Handler {
 			}
 		})
 	}
+	mux.HandleFunc("GET /v1/health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	route("GET /v1/status", s.status)
 	route("GET /v1/sandboxes", s.listSandboxes)
 	route("POST /v1/sandboxes", s.createSandbox)

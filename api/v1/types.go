@@ -7,6 +7,7 @@
 // A {ref} names a sandbox by id, by a unique prefix of one, or by its metadata
 // "name"; a template by id, unique prefix of one, or name.
 //
+//	GET    /v1/health                          204; needs no key
 //	GET    /v1/status                          Status
 //	GET    /v1/sandboxes                       SandboxList; state, template, metadata (k=v), limit, cursor
 //	POST   /v1/sandboxes                       CreateRequest → 201 Sandbox
