@@ -25,8 +25,8 @@ type ImportOptions struct {
 	// Source is an OCI reference, the path of an archive or folder on the node, or
 	// a debootstrap:// URL. "" with Archive nil is the node's own recipe for base.
 	Source    string
-	Archive   io.Reader // an uploaded docker save / OCI archive or root file system; wins over Source
-	Resources Resources // zero fields: the node's defaults
+	Archive   io.Reader  // an uploaded docker save / OCI archive or root file system; wins over Source
+	Resources Resources  // zero fields: the node's defaults
 	Progress  func(Step) // may be nil; called from one goroutine at a time
 }
 
