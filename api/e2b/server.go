@@ -108,36 +108,45 @@ func (s *Server) routes() {
 	s.handle("/", s.noRoute)
 }
 
+const (
+	noBuilds   = "templates are not built here; import them with `holdfast template import`"
+	noPublish  = "templates are private to their space"
+	noTags     = "a template's tags are set when it is imported"
+	noVolumes  = "there are no volumes yet; files persist in the sandbox itself"
+	noSecrets  = "there is no secret store yet; pass envVars"
+	noKeys     = "keys are managed on the machine itself"
+	noTokens   = "access tokens are obsolete; use an API key"
+	noTeamUse  = "metrics are kept per sandbox: GET /sandboxes/{id}/metrics"
+	noCluster  = "this is a single machine; see `holdfast status`"
+	noAdminAPI = "administration is done on the machine itself with `holdfast`"
+)
+
 // absent lists E2B's routes that have no counterpart here, and why.
 var absent = map[string]string{
-	"POST /templates":                            "templates are imported with `holdfast template import`",
-	"POST /v2/templates":                         "templates are imported with `holdfast template import`",
-	"POST /v3/templates":                         "templates are imported with `holdfast template import`",
-	"PATCH /templates/{ref}":                     "templates are private to their space",
-	"PATCH /v2/templates/{ref}":                  "templates are private to their space",
-	"POST /templates/{ref}":                      "templates are imported with `holdfast template import`",
-	"POST /templates/{ref}/builds/{build}":       "templates are imported with `holdfast template import`",
-	"POST /v2/templates/{ref}/builds/{build}":    "templates are imported with `holdfast template import`",
-	"GET /templates/{ref}/builds/{build}/status": "templates are imported, not built",
-	"GET /templates/{ref}/builds/{build}/logs":   "templates are imported, not built",
-	"GET /templates/{ref}/files/{hash}":          "templates are imported, not built",
-	"GET /templates/{ref}/tags":                  "a template's tags are set when it is imported",
-	"POST /templates/tags":                       "a template's tags are set when it is imported",
-	"DELETE /templates/tags":                     "a template's tags are set when it is imported",
-	"/volumes":                                   "there are no volumes yet; files persist in the sandbox itself",
-	"/volumes/":                                  "there are no volumes yet; files persist in the sandbox itself",
-	"/volumecontent/":                            "there are no volumes yet; files persist in the sandbox itself",
-	"/secrets":                                   "there is no secret store yet; pass envVars",
-	"/secrets/":                                  "there is no secret store yet; pass envVars",
-	"/api-keys":                                  "keys are managed on the machine itself",
-	"/api-keys/":                                 "keys are managed on the machine itself",
-	"/access-tokens":                             "access tokens are obsolete; use an API key",
-	"/access-tokens/":                            "access tokens are obsolete; use an API key",
-	"GET /teams/{team}/metrics":                  "metrics are kept per sandbox: GET /sandboxes/{id}/metrics",
-	"GET /teams/{team}/metrics/max":              "metrics are kept per sandbox: GET /sandboxes/{id}/metrics",
-	"/nodes":                                     "this is a single machine; see `holdfast status`",
-	"/nodes/":                                    "this is a single machine; see `holdfast status`",
-	"/admin/":                                    "administration is done on the machine itself with `holdfast`",
+	"POST /templates":               noBuilds,
+	"POST /v2/templates":            noBuilds,
+	"POST /v3/templates":            noBuilds,
+	"POST /templates/{ref}":         noBuilds,
+	"/templates/{ref}/{rest...}":    noBuilds, // builds, files, tags
+	"/v2/templates/{ref}/{rest...}": noBuilds,
+	"PATCH /templates/{ref}":        noPublish,
+	"PATCH /v2/templates/{ref}":     noPublish,
+	"POST /templates/tags":          noTags,
+	"DELETE /templates/tags":        noTags,
+	"/volumes":                      noVolumes,
+	"/volumes/":                     noVolumes,
+	"/volumecontent/":               noVolumes,
+	"/secrets":                      noSecrets,
+	"/secrets/":                     noSecrets,
+	"/api-keys":                     noKeys,
+	"/api-keys/":                    noKeys,
+	"/access-tokens":                noTokens,
+	"/access-tokens/":               noTokens,
+	"GET /teams/{team}/metrics":     noTeamUse,
+	"GET /teams/{team}/metrics/max": noTeamUse,
+	"/nodes":                        noCluster,
+	"/nodes/":                       noCluster,
+	"/admin/":                       noAdminAPI,
 }
 
 func (s *Server) handle(pattern string, h handler) {
