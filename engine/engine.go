@@ -37,13 +37,10 @@ type Engine interface {
 	Start(ctx context.Context, s Spec) (Instance, error)
 
 	// Restore brings back the memory image in dir under s.ID. s.Root must hold the
-	// files as they were at the checkpoint. It returns once processes run; pages
-	// may still be loading from dir, which must stay until Loaded returns.
+	// files as they were at the checkpoint. It returns once processes run. Pages may
+	// still be loading, but the engine holds open what it needs: dir may be removed.
 	// On error nothing is left behind. ErrImage when the image is at fault.
 	Restore(ctx context.Context, s Spec, dir string) (Instance, error)
-
-	// Loaded waits until a restored instance no longer needs its image folder.
-	Loaded(ctx context.Context, id string) error
 
 	// Checkpoint freezes the instance and writes its memory image into the existing
 	// empty folder dir, on stable storage when it returns. The instance stays
@@ -157,6 +154,8 @@ const (
 // Stats is one sample.
 type Stats struct {
 	Time        time.Time
+	PID         int           // the process whose end is the instance's end
+	Runtime     string        // sha256
 	CPUTime     time.Duration // used since start
 	MemoryBytes int64         // host memory charged, the engine's overhead included
 	MemoryPeak  int64

@@ -86,6 +86,7 @@ type CreateOptions struct {
 	Metadata  map[string]string
 	Env       map[string]string
 	Secure    bool // give it an access token
+	NoPool    bool // make it from the image even if a pooled one is ready (benchmarks)
 }
 
 // ListOptions filters. Order is by StartedAt, then id.

@@ -106,7 +106,6 @@ func testUnknown(w *world) {
 	for name, call := range map[string]func() error{
 		"checkpoint": func() error { _, err := w.Checkpoint(ctx, id, w.TempDir()); return err },
 		"thaw":       func() error { return w.Thaw(ctx, id) },
-		"loaded":     func() error { return w.Loaded(ctx, id) },
 		"adopt":      func() error { _, err := w.Adopt(ctx, id); return err },
 		"update":     func() error { return w.Update(ctx, id, engine.Resources{}) },
 		"stats":      func() error { _, err := w.Stats(ctx, id); return err },

@@ -107,19 +107,3 @@ func (e *Engine) launch(ctx context.Context, s engine.Spec, runtime string, begi
 	}
 	return in.public(), nil
 }
-
-// Loaded implements engine.Engine.
-func (e *Engine) Loaded(ctx context.Context, id string) error {
-	in, err := e.alive(id)
-	if err != nil {
-		return err
-	}
-	rt, err := e.store.Get(in.Runtime)
-	if err != nil {
-		return fmt.Errorf("instance %s: %w", id, err)
-	}
-	if err := e.runsc(rt).run(ctx, e.instanceDir(id), nil, "wait", "--restore", id); err != nil {
-		return fmt.Errorf("wait until instance %s is loaded: %w", id, err)
-	}
-	return nil
-}

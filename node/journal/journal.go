@@ -201,8 +201,8 @@ func (j *Journal) each(ctx context.Context, query string, f func(string, []byte)
 // Event is one row of history.
 type Event struct {
 	Seq       int64
-	SandboxID string
 	Time      time.Time
+	SandboxID string
 	Kind      string
 	Message   string
 	Fields    map[string]string
