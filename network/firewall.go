@@ -157,7 +157,7 @@ func (f *firewall) filter(c *nftables.Conn) {
 	// A refusal is told at once; the program inside need not wait for a timeout.
 	f.chain(c, "refuse", nftables.ChainTypeFilter, nil, 0,
 		join(protocol(unix.IPPROTO_TCP), phrase{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
-		phrase{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 13}}, // prohibited by administrator
+		phrase{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 3}}, // port unreachable: gVisor passes it on to UDP sockets too
 	)
 	toForwarder := join(load(destination), compare(expr.CmpOpEq, gateway))
 	f.chain(c, "input", nftables.ChainTypeFilter, nftables.ChainHookInput, 0,

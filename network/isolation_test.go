@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -88,6 +89,29 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	send(t, packets(t, in.do), publicA, portOf(server), "as itself")
 	if from := receives(t, server, "as itself"); from.Addr() != uplinkAddr.Addr() {
 		t.Errorf("came from %s, want it masqueraded as %s", from, uplinkAddr.Addr())
+	}
+}
+
+func TestRefusalReachesUDP(t *testing.T) {
+	m := open(t, Options{})
+	_, in := attach(t, m, Policy{AllowInternet: true})
+	for _, a := range []netip.Addr{privateA, metadata, uplinkAddr.Addr()} {
+		var c net.Conn
+		var err error
+		in.do(func() { c, err = net.Dial("udp4", netip.AddrPortFrom(a, 9).String()) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("answer to a datagram to %s: got %v, want it refused", a, err)
+		}
 	}
 }
 
