@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
@@ -46,8 +47,9 @@ type firewall struct {
 	errors   *nftables.Set // ICMP types that quote a packet
 
 	mu    sync.Mutex
-	slots map[int]rules // what the kernel holds, or is to hold once repaired
-	dirty bool          // the kernel may not hold what slots says
+	conn  *nftables.Conn // nil until used
+	slots map[int]rules  // what the kernel holds, or is to hold once repaired
+	dirty bool           // the kernel may not hold what slots says
 }
 
 // Priorities beside the well-known ones.
@@ -70,7 +72,7 @@ func newFirewall(instance string, subnet netip.Prefix, port uint16) *firewall {
 	}
 	return &firewall{
 		instance: instance, subnet: subnet, port: port, table: t,
-		outside:  &nftables.Set{Table: t, ID: 1, Name: "outside", IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeIPAddr},
+		outside:  &nftables.Set{Table: t, ID: 1, Name: "outside", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian, DataType: nftables.TypeIPAddr},
 		internet: &nftables.Set{Table: t, ID: 2, Name: "internet", KeyType: nftables.TypeIPAddr},
 		allowPr:  pairs(3, "allow_private"),
 		allow:    pairs(4, "allow"),
@@ -155,7 +157,7 @@ func (f *firewall) filter(c *nftables.Conn) {
 	// A refusal is told at once; the program inside need not wait for a timeout.
 	f.chain(c, "refuse", nftables.ChainTypeFilter, nil, 0,
 		join(protocol(unix.IPPROTO_TCP), phrase{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
-		phrase{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 13}}, // prohibited by administrator
+		phrase{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 3}}, // port unreachable: gVisor passes it on to UDP sockets too
 	)
 	toForwarder := join(load(destination), compare(expr.CmpOpEq, gateway))
 	f.chain(c, "input", nftables.ChainTypeFilter, nftables.ChainHookInput, 0,

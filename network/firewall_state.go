@@ -262,16 +262,39 @@ func elementSpan(e nftables.SetElement) span {
 	return span{number(from), number(to)}
 }
 
-// batch sends what fill adds as one transaction.
+// batch sends what fill adds as one transaction. f.mu is held. The connection
+// is kept, because closing one waits for the kernel to clean up after earlier
+// removals; after an error its unread answers would confuse the next batch.
 func (f *firewall) batch(fill func(*nftables.Conn) error) error {
-	c, err := nftables.New()
+	if f.conn == nil {
+		c, err := nftables.New(nftables.AsLasting())
+		if err != nil {
+			return err
+		}
+		f.conn = c
+	}
+	err := fill(f.conn)
+	if err == nil {
+		err = f.conn.Flush()
+	}
 	if err != nil {
-		return err
+		f.disconnect()
 	}
-	if err := fill(c); err != nil {
-		return err
+	return err
+}
+
+// disconnect closes the connection; the next batch opens another.
+func (f *firewall) disconnect() {
+	if f.conn != nil {
+		_ = f.conn.CloseLasting()
+		f.conn = nil
 	}
-	return c.Flush()
+}
+
+func (f *firewall) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.disconnect()
 }
 
 // rulesOf gives a slot's rules.

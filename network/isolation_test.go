@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -91,6 +92,29 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	}
 }
 
+func TestRefusalReachesUDP(t *testing.T) {
+	m := open(t, Options{})
+	_, in := attach(t, m, Policy{AllowInternet: true})
+	for _, a := range []netip.Addr{privateA, metadata, uplinkAddr.Addr()} {
+		var c net.Conn
+		var err error
+		in.do(func() { c, err = net.Dial("udp4", netip.AddrPortFrom(a, 9).String()) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("answer to a datagram to %s: got %v, want it refused", a, err)
+		}
+	}
+}
+
 func TestVethWithoutSlotIsMute(t *testing.T) {
 	m := open(t, Options{})
 	e, in := attach(t, m, Policy{AllowInternet: true})
@@ -111,7 +135,7 @@ func TestVethWithoutSlotIsMute(t *testing.T) {
 
 // Strict reverse-path filtering is what is left when the table is gone.
 func TestFailsClosedWithoutTheTable(t *testing.T) {
-	m := open(t, Options{})
+	m := open(t, Options{Pool: -1}) // filling it would repair the table
 	_, in := attach(t, m, Policy{AllowInternet: true})
 	server, host, box := packets(t, internet.do), packets(t, here), packets(t, in.do)
 	if err := m.fw.uninstall(); err != nil {
@@ -133,7 +157,7 @@ func TestFailsClosedWithoutTheTable(t *testing.T) {
 }
 
 func TestChangeRepairsTheTable(t *testing.T) {
-	m := open(t, Options{})
+	m := open(t, Options{Pool: -1}) // filling it would repair the table
 	web := hello(t, internet.do, "web")
 	_, in := attach(t, m, Policy{AllowOut: prefixes(t, "198.51.100.7")})
 	if err := m.fw.uninstall(); err != nil {

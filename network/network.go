@@ -240,6 +240,9 @@ func (m *Manager) release() {
 	if m.dns != nil {
 		m.dns.close()
 	}
+	if m.fw != nil {
+		m.fw.close()
+	}
 	if m.host != nil {
 		m.host.Close()
 	}
