@@ -275,25 +275,28 @@ func (x *extractor) whiteout(dir, base string) error {
 // the attributes they have in the layers below. hops counts links followed.
 func (x *extractor) parents(dir string, hops int) error {
 	st, err := x.root.Stat(dir)
-	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+	switch {
+	case err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return nil
-	}
-	if err == nil {
+	case err == nil && isWhiteout(st):
+		// What it hides stays hidden below the folder that takes its place.
+		if err := x.root.RemoveAll(dir); err != nil {
+			return err
+		}
+		if err := x.root.Mkdir(dir, tree.Attr{Mode: 0o755}); err != nil {
+			return err
+		}
+		return x.root.SetXattr(dir, opaqueXattr, []byte("y"))
+	case err == nil:
 		return fmt.Errorf("%s is not a folder", dir)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	if err := x.parents(path.Dir(dir), hops); err != nil {
 		return err
 	}
-	if st, err := x.root.Lstat(dir); err == nil {
-		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-			return x.linkTarget(dir, hops)
-		}
-		if err := x.root.RemoveAll(dir); err != nil { // a whiteout
-			return err
-		}
+	if _, err := x.root.Lstat(dir); err == nil {
+		return x.linkTarget(dir, hops) // there, but Stat found nothing: a link
 	}
 	a := tree.Attr{Mode: 0o755}
 	for i := len(x.below) - 1; i >= 0; i-- {
