@@ -56,7 +56,8 @@ func (s *Store) Extract(ctx context.Context, r io.Reader, o ExtractOptions) (Lay
 		}
 		defer plain.Close()
 		sum := sha256.New()
-		hashed := io.TeeReader(plain, sum)
+		var end zeros
+		hashed := io.TeeReader(plain, io.MultiWriter(sum, &end))
 		if err := x.all(tar.NewReader(hashed)); err != nil {
 			return fmt.Errorf("extract archive: %w", err)
 		}
@@ -64,11 +65,31 @@ func (s *Store) Extract(ctx context.Context, r io.Reader, o ExtractOptions) (Lay
 		if _, err := io.Copy(io.Discard, hashed); err != nil {
 			return fmt.Errorf("read archive: %w", err)
 		}
+		if o.Plain && end < 2*512 {
+			return errors.New("archive has no end mark; it was cut off")
+		}
 		if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); o.DiffID != "" && got != o.DiffID {
 			return fmt.Errorf("archive hashes to %s, its image says %s; it is damaged: fetch it again", got, o.DiffID)
 		}
 		return nil
 	})
+}
+
+// zeros counts the zero bytes at the end of what is written to it. An archive
+// ends in two blocks of them; a reader of tar takes one cut between two entries
+// for complete.
+type zeros int64
+
+func (z *zeros) Write(p []byte) (int, error) {
+	i := len(p)
+	for i > 0 && p[i-1] == 0 {
+		i--
+	}
+	if i > 0 {
+		*z = 0
+	}
+	*z += zeros(len(p) - i)
+	return len(p), nil
 }
 
 // ctxReader ends a long read when its context does.

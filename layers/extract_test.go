@@ -245,6 +245,7 @@ func TestExtractBadArchives(t *testing.T) {
 		"text":            {[]byte(strings.Repeat("this is no archive ", 100)), ExtractOptions{}, "extract archive"},
 		"empty":           {nil, ExtractOptions{Plain: true}, "holds no files"},
 		"cut in a file":   {good[:2000], ExtractOptions{}, `entry "a"`},
+		"cut between":     {good[:len(good)-1024], ExtractOptions{Plain: true}, "cut off"},
 		"cut in a header": {good[:300], ExtractOptions{}, "extract archive"},
 		"bad gzip":        {[]byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3}, ExtractOptions{}, "archive"},
 		"link to nothing": {archive(t, file{name: "h", kind: tar.TypeLink, link: "none"}).Bytes(), ExtractOptions{}, `entry "h"`},
