@@ -56,7 +56,8 @@ func (s *Store) Extract(ctx context.Context, r io.Reader, o ExtractOptions) (Lay
 		}
 		defer plain.Close()
 		sum := sha256.New()
-		hashed := io.TeeReader(plain, sum)
+		var end zeros
+		hashed := io.TeeReader(plain, io.MultiWriter(sum, &end))
 		if err := x.all(tar.NewReader(hashed)); err != nil {
 			return fmt.Errorf("extract archive: %w", err)
 		}
@@ -64,11 +65,31 @@ func (s *Store) Extract(ctx context.Context, r io.Reader, o ExtractOptions) (Lay
 		if _, err := io.Copy(io.Discard, hashed); err != nil {
 			return fmt.Errorf("read archive: %w", err)
 		}
+		if o.Plain && end < 2*512 {
+			return errors.New("archive has no end mark; it was cut off")
+		}
 		if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); o.DiffID != "" && got != o.DiffID {
 			return fmt.Errorf("archive hashes to %s, its image says %s; it is damaged: fetch it again", got, o.DiffID)
 		}
 		return nil
 	})
+}
+
+// zeros counts the zero bytes at the end of what is written to it. An archive
+// ends in two blocks of them; a reader of tar takes one cut between two entries
+// for complete.
+type zeros int64
+
+func (z *zeros) Write(p []byte) (int, error) {
+	i := len(p)
+	for i > 0 && p[i-1] == 0 {
+		i--
+	}
+	if i > 0 {
+		*z = 0
+	}
+	*z += zeros(len(p) - i)
+	return len(p), nil
 }
 
 // ctxReader ends a long read when its context does.
@@ -275,25 +296,28 @@ func (x *extractor) whiteout(dir, base string) error {
 // the attributes they have in the layers below. hops counts links followed.
 func (x *extractor) parents(dir string, hops int) error {
 	st, err := x.root.Stat(dir)
-	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+	switch {
+	case err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return nil
-	}
-	if err == nil {
+	case err == nil && isWhiteout(st):
+		// What it hides stays hidden below the folder that takes its place.
+		if err := x.root.RemoveAll(dir); err != nil {
+			return err
+		}
+		if err := x.root.Mkdir(dir, tree.Attr{Mode: 0o755}); err != nil {
+			return err
+		}
+		return x.root.SetXattr(dir, opaqueXattr, []byte("y"))
+	case err == nil:
 		return fmt.Errorf("%s is not a folder", dir)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	if err := x.parents(path.Dir(dir), hops); err != nil {
 		return err
 	}
-	if st, err := x.root.Lstat(dir); err == nil {
-		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-			return x.linkTarget(dir, hops)
-		}
-		if err := x.root.RemoveAll(dir); err != nil { // a whiteout
-			return err
-		}
+	if _, err := x.root.Lstat(dir); err == nil {
+		return x.linkTarget(dir, hops) // there, but Stat found nothing: a link
 	}
 	a := tree.Attr{Mode: 0o755}
 	for i := len(x.below) - 1; i >= 0; i-- {
