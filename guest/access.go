@@ -52,29 +52,34 @@ func (s *Server) hostOnly(next http.HandlerFunc) http.Handler {
 func (s *Server) authorised(next http.Handler) http.Handler {
 	failure := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		refuse := func(status int, code connect.Code, err error) {
+			if failure.IsSupported(r) {
+				_ = failure.Write(w, r, connect.NewError(code, err)) // the client has left if this fails
+			} else {
+				files.Fail(w, status, err.Error())
+			}
+		}
 		id := s.identity.Get()
 		if id == nil {
 			w.Header().Set("Retry-After", "1")
-			files.Fail(w, http.StatusServiceUnavailable, "sandbox has no identity yet; try again in a moment")
+			refuse(http.StatusServiceUnavailable, connect.CodeUnavailable, errNoIdentity)
 			return
 		}
 		if err := permit(id, r); err != nil {
-			files.Fail(w, http.StatusUnauthorized, err.Error())
+			refuse(http.StatusUnauthorized, connect.CodeUnauthenticated, err)
 			return
 		}
+		r.Header.Del(tokenHeader) // a long request must not keep it in memory
 		u, err := s.userOf(id, r)
 		if err != nil {
-			rpcErr := connect.NewError(connect.CodeUnauthenticated, err)
-			if failure.IsSupported(r) {
-				_ = failure.Write(w, r, rpcErr)
-			} else {
-				files.Fail(w, http.StatusUnauthorized, err.Error())
-			}
+			refuse(http.StatusUnauthorized, connect.CodeUnauthenticated, err)
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(account.NewContext(r.Context(), u)))
 	})
 }
+
+var errNoIdentity = errors.New("sandbox has no identity yet; try again in a moment")
 
 var errToken = errors.New("unauthorized access, please provide a valid access token or method signing if supported")
 

@@ -1,9 +1,12 @@
 package guest
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -79,18 +82,42 @@ func (s *Server) setClock(now time.Time) {
 	}
 }
 
-// prepare makes ready for a memory image: it forgets the identity (a token must
-// not be written to disk), lets go of idle connections and memory, and writes
-// files out. Afterwards the guest serves nothing until the next init, whether the
-// image was made or not.
+// prepare makes ready for a memory image: it forgets the identity, lets go of
+// idle connections and memory, and writes files out. Afterwards the guest serves
+// nothing until the next init, whether the image was made or not.
+//
+// A token must not be written to disk. It is in the identity, in headers of past
+// requests and in read buffers of past connections: all of that is garbage now,
+// and with GODEBUG=clobberfree=1, which main sets, the collector overwrites
+// garbage. Two collections, because pools keep their buffers for one.
 func (s *Server) prepare(w http.ResponseWriter, _ *http.Request) {
 	s.identity.Clear()
 	s.http.SetKeepAlivesEnabled(false) // closes those that idle now
 	s.http.SetKeepAlivesEnabled(true)
 	syscall.Sync()
+	answer := func() { w.WriteHeader(http.StatusNoContent) }
+	if conn, buffered, err := http.NewResponseController(w).Hijack(); err == nil {
+		defer conn.Close()
+		wipe(buffered.Reader)
+		answer = func() { _, _ = io.WriteString(conn, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n") }
+	}
+	runtime.GC()
 	debug.FreeOSMemory()
-	w.Header().Set("Connection", "close")
-	w.WriteHeader(http.StatusNoContent)
+	answer()
+}
+
+// wipe overwrites the buffer of this very request's connection, which an earlier
+// connection may have used.
+func wipe(r *bufio.Reader) {
+	r.Reset(zeros{})
+	_, _ = r.Peek(r.Size())
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
 }
 
 func (s *Server) envs(w http.ResponseWriter, _ *http.Request) {

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/holdfast-run/holdfast/guest"
@@ -22,6 +23,7 @@ func main() {
 	host := flag.String("init-from", "192.0.0.1", "the only address that may call the host's routes")
 	etc := flag.String("etc", "/etc", "folder of passwd, group, hostname, hosts and machine-id")
 	flag.Parse()
+	clobberGarbage()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := run(*listen, *host, *etc, log); err != nil {
 		log.Error("guest ends", "error", err)
@@ -69,4 +71,19 @@ func run(listen, host, etc string, log *slog.Logger) error {
 	}
 	server.Shutdown()
 	return err
+}
+
+// clobberGarbage starts the program anew with the collector told to overwrite
+// what it frees, so that tokens do not linger in memory that goes into an image.
+// The runtime reads that setting only at the start; who sets it in the
+// environment already saves the second start.
+func clobberGarbage() {
+	const setting = "clobberfree=1"
+	if strings.Contains(os.Getenv("GODEBUG"), setting) {
+		return
+	}
+	if err := os.Setenv("GODEBUG", setting); err != nil {
+		return
+	}
+	_ = syscall.Exec("/proc/self/exe", os.Args, os.Environ()) // goes on without if it fails
 }

@@ -157,7 +157,11 @@ func (c *Client) do(ctx context.Context, method, path string, body io.Reader, he
 	for name, values := range header {
 		req.Header[name] = values
 	}
-	resp, err := doer{c.http, c.header()}.Do(req)
+	auth := c.header()
+	if HostOnly(path) { // opened by where it comes from; a token would only linger inside
+		auth.Del("X-Access-Token")
+	}
+	resp, err := doer{c.http, auth}.Do(req)
 	if err != nil {
 		return nil, err
 	}
