@@ -264,4 +264,3 @@ Next:
 `, value["E2B_API_URL"], value["E2B_API_KEY"], holdfast, holdfast, holdfast, holdfast)
 	return nil
 }
-
