@@ -96,7 +96,7 @@ func assemble(ctx context.Context, cfg *config.Config, log *slog.Logger) (p *par
 		return p, err
 	}
 	p.node, err = node.Open(ctx, node.Options{
-		Data: cfg.Data, Journal: j, Engine: eng, Files: files, Network: links{p.network, log}, Guest: newGuests(), Tokens: tokens{seed},
+		Data: cfg.Data, Journal: j, Engine: eng, Files: files, Network: p.network, Guest: newGuests(), Tokens: tokens{seed},
 		GuestLayer: guestLayer.ID, GuestPath: layers.GuestPath,
 		Importer: &importer{files: files, base: cfg.Templates.Base, dir: filepath.Join(cfg.Data, "imports")},
 		Limits: node.Limits{
