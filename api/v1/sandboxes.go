@@ -172,7 +172,7 @@ func (r *CreateRequest) options() (sandbox.CreateOptions, error) {
 			AllowInternet: orTrue(r.Network.AllowInternet), AllowOut: r.Network.AllowOut, DenyOut: r.Network.DenyOut,
 			AllowPublicTraffic: orTrue(r.Network.AllowPublicTraffic), MaskRequestHost: r.Network.MaskRequestHost,
 		},
-		Metadata: metadata, Env: r.Env, Secure: true,
+		Metadata: metadata, Env: r.Env, Secure: true, NoPool: r.NoPool,
 	}, nil
 }
 

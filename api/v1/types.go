@@ -106,6 +106,7 @@ type CreateRequest struct {
 	Network        NetworkRequest    `json:"network,omitzero"`
 	Metadata       map[string]string `json:"metadata,omitempty"`
 	Env            map[string]string `json:"env,omitempty"`
+	NoPool         bool              `json:"no_pool,omitempty"` // restore it anew although one is ready (benchmarks)
 }
 
 // NetworkRequest is Network in a request.
