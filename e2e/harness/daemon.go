@@ -22,6 +22,7 @@ import (
 
 	v1 "github.com/holdfast-run/holdfast/api/v1"
 	"github.com/holdfast-run/holdfast/client"
+	"github.com/holdfast-run/holdfast/sandbox"
 )
 
 // patience bounds every wait for something that must happen. It is long: the
@@ -47,6 +48,8 @@ type Daemon struct {
 	URL    string
 	Client *client.Client
 
+	shared bool
+
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
@@ -60,8 +63,7 @@ func Start(t testing.TB, o Options) *Daemon {
 	if o.Data == "" {
 		o.Data = ShortDir(t)
 	}
-	d := &Daemon{t: t, o: o, Data: o.Data, Listen: freeAddress(t)}
-	d.URL = "http://" + d.Listen
+	d := connect(t, o, freeAddress(t))
 	if err := os.MkdirAll(d.Data, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -70,17 +72,22 @@ func Start(t testing.TB, o Options) *Daemon {
 			t.Fatal(err)
 		}
 	}
-	c, err := client.New(client.Options{Socket: filepath.Join(d.Data, "holdfast.sock")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.Client = c
 	t.Cleanup(d.remove)
 	d.Up()
 	if o.Template != nil {
 		o.Template.Import(t, d)
 	}
 	return d
+}
+
+// connect describes the daemon on a folder for one test.
+func connect(t testing.TB, o Options, listen string) *Daemon {
+	t.Helper()
+	c, err := client.New(client.Options{Socket: filepath.Join(o.Data, "holdfast.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Daemon{t: t, o: o, Data: o.Data, Listen: listen, URL: "http://" + listen, Client: c}
 }
 
 // Up starts the daemon again after Stop or Kill and waits until it answers.
@@ -214,8 +221,7 @@ func (d *Daemon) remove() {
 	if d.t.Failed() {
 		d.t.Logf("log of the daemon on %s:\n%s", d.Data, d.Log())
 	}
-	left := d.settledLeftovers(ctx)
-	if len(left) > 0 {
+	if left := Purge(ctx, d.Data); len(left) > 0 {
 		d.t.Errorf("the daemon on %s left behind:\n%s", d.Data, strings.Join(left, "\n"))
 	}
 }
@@ -234,19 +240,19 @@ func (d *Daemon) deleteAll(ctx context.Context) {
 	}
 }
 
-// settledLeftovers gives what is left of the daemon's sandboxes. Its idle
-// namespaces, table and pooled sandboxes belong to a stopped daemon by right:
-// a destroy removes them first.
-func (d *Daemon) settledLeftovers(ctx context.Context) []string {
-	destroy := exec.CommandContext(ctx, Binary(), "down", "--data", d.Data, "--purge") //nolint:gosec // the binary under test
-	destroy.Env = environment()
-	if out, err := destroy.CombinedOutput(); err != nil {
-		d.t.Errorf("down --purge: %v: %s", err, out)
-	}
+// Purge ends everything that a daemon keeps alive, as `holdfast down --purge`
+// does for people, and gives what is left of it after all.
+func Purge(ctx context.Context, data string) []string {
 	var left []string
+	purge := exec.CommandContext(ctx, Binary(), "down", "--data", data, "--purge") //nolint:gosec // the binary under test
+	purge.Env = environment()
+	if out, err := purge.CombinedOutput(); err != nil {
+		left = append(left, fmt.Sprintf("down --purge: %v: %s", err, out))
+	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		if left = Leftovers(d.Data); len(left) == 0 || time.Now().After(deadline) {
-			return left
+		found := Leftovers(data)
+		if len(found) == 0 || time.Now().After(deadline) {
+			return append(left, found...)
 		}
 	}
 }
@@ -300,7 +306,8 @@ func (d *Daemon) Key() string {
 	return st.LocalKey
 }
 
-// Create makes a sandbox of the daemon's template that lives for an hour.
+// Create makes a sandbox of the daemon's template that lives for an hour, or
+// until the end of the test.
 func (d *Daemon) Create(r v1.CreateRequest) *client.Sandbox {
 	d.t.Helper()
 	if r.Template == "" && d.o.Template != nil {
@@ -315,7 +322,26 @@ func (d *Daemon) Create(r v1.CreateRequest) *client.Sandbox {
 	if err != nil {
 		d.t.Fatal(err)
 	}
+	if d.shared {
+		d.t.Cleanup(func() {
+			if err := d.Client.Delete(context.Background(), sb.ID); err != nil && !sandbox.IsKind(err, sandbox.NotFound) {
+				d.t.Errorf("delete %s: %v", sb.ID, err)
+			}
+		})
+	}
 	return sb
+}
+
+// Sh runs a shell command in a sandbox and gives what it printed.
+func (d *Daemon) Sh(sb *client.Sandbox, script string) string {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	out, err := sb.Command(ctx, "/bin/sh", "-c", script).CombinedOutput()
+	if err != nil {
+		d.t.Fatalf("%s in %s: %v: %s", script, sb.ID, err, out)
+	}
+	return string(out)
 }
 
 // Healthy fails the test when doctor finds anything wrong.
