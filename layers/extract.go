@@ -38,41 +38,47 @@ type ExtractOptions struct {
 // Whatever the archive holds, nothing outside the layer is touched.
 func (s *Store) Extract(ctx context.Context, r io.Reader, o ExtractOptions) (Layer, error) {
 	return s.Build(ctx, o.Digest, func(root *tree.Root) error {
-		x := extractor{root: root, plain: o.Plain}
-		defer x.close()
+		var below []*tree.Root
 		for _, id := range o.Below {
 			if _, err := s.Get(id); err != nil {
 				return err
 			}
-			below, err := tree.Open(s.Path(id))
+			b, err := tree.Open(s.Path(id))
 			if err != nil {
 				return err
 			}
-			x.below = append(x.below, below)
+			defer b.Close()
+			below = append(below, b)
 		}
-		plain, err := Decompress(ctxReader{ctx, r})
-		if err != nil {
-			return fmt.Errorf("read archive: %w", err)
-		}
-		defer plain.Close()
-		sum := sha256.New()
-		var end zeros
-		hashed := io.TeeReader(plain, io.MultiWriter(sum, &end))
-		if err := x.all(tar.NewReader(hashed)); err != nil {
-			return fmt.Errorf("extract archive: %w", err)
-		}
-		// Padding after the end belongs to the hash, and a damaged end must be noticed.
-		if _, err := io.Copy(io.Discard, hashed); err != nil {
-			return fmt.Errorf("read archive: %w", err)
-		}
-		if o.Plain && end < 2*512 {
-			return errors.New("archive has no end mark; it was cut off")
-		}
-		if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); o.DiffID != "" && got != o.DiffID {
-			return fmt.Errorf("archive hashes to %s, its image says %s; it is damaged: fetch it again", got, o.DiffID)
-		}
-		return nil
+		return unpack(ctx, root, r, o, below)
 	})
+}
+
+// unpack fills root from an archive.
+func unpack(ctx context.Context, root *tree.Root, r io.Reader, o ExtractOptions, below []*tree.Root) error {
+	plain, err := Decompress(ctxReader{ctx, r})
+	if err != nil {
+		return fmt.Errorf("read archive: %w", err)
+	}
+	defer plain.Close()
+	sum := sha256.New()
+	var end zeros
+	hashed := io.TeeReader(plain, io.MultiWriter(sum, &end))
+	x := extractor{root: root, plain: o.Plain, below: below}
+	if err := x.all(tar.NewReader(hashed)); err != nil {
+		return fmt.Errorf("extract archive: %w", err)
+	}
+	// Padding after the end belongs to the hash, and a damaged end must be noticed.
+	if _, err := io.Copy(io.Discard, hashed); err != nil {
+		return fmt.Errorf("read archive: %w", err)
+	}
+	if o.Plain && end < 2*512 {
+		return errors.New("archive has no end mark; it was cut off")
+	}
+	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); o.DiffID != "" && got != o.DiffID {
+		return fmt.Errorf("archive hashes to %s, its image says %s; it is damaged: fetch it again", got, o.DiffID)
+	}
+	return nil
 }
 
 // zeros counts the zero bytes at the end of what is written to it. An archive
@@ -123,12 +129,6 @@ const (
 	opaqueXattr    = "trusted.overlay.opaque"
 	paxXattr       = "SCHILY.xattr."
 )
-
-func (x *extractor) close() {
-	for _, b := range x.below {
-		b.Close()
-	}
-}
 
 func (x *extractor) all(t *tar.Reader) error {
 	entries := 0
