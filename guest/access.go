@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -11,6 +12,8 @@ import (
 	"github.com/holdfast-run/holdfast/guest/account"
 	"github.com/holdfast-run/holdfast/guest/files"
 	"github.com/holdfast-run/holdfast/guest/identity"
+	"github.com/holdfast-run/holdfast/guest/proto/filesystempb/filesystempbconnect"
+	"github.com/holdfast-run/holdfast/guest/proto/processpb/processpbconnect"
 	"github.com/holdfast-run/holdfast/guest/signature"
 	"github.com/holdfast-run/holdfast/guest/stream"
 )
@@ -53,7 +56,7 @@ func (s *Server) authorised(next http.Handler) http.Handler {
 	failure := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refuse := func(status int, code connect.Code, err error) {
-			if failure.IsSupported(r) {
+			if isRPC(r.URL.Path) {
 				_ = failure.Write(w, r, connect.NewError(code, err)) // the client has left if this fails
 			} else {
 				files.Fail(w, status, err.Error())
@@ -77,6 +80,11 @@ func (s *Server) authorised(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r.WithContext(account.NewContext(r.Context(), u)))
 	})
+}
+
+func isRPC(path string) bool {
+	return strings.HasPrefix(path, "/"+processpbconnect.ProcessName+"/") ||
+		strings.HasPrefix(path, "/"+filesystempbconnect.FilesystemName+"/")
 }
 
 var errNoIdentity = errors.New("sandbox has no identity yet; try again in a moment")

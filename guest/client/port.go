@@ -23,6 +23,16 @@ func DialPort(ctx context.Context, addr netip.Addr, port uint16) (net.Conn, erro
 	return dialPort(ctx, addr, port, Port)
 }
 
+// DialPort is the function DialPort for this client's sandbox. Behind a gateway it
+// fails: use the gateway's own address for ports.
+func (c *Client) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	guest, err := netip.ParseAddrPort(c.addr)
+	if err != nil {
+		return nil, fmt.Errorf("dial port %d: guest at %s is not directly reachable; go through the gateway", port, c.base)
+	}
+	return dialPort(ctx, guest.Addr(), port, guest.Port())
+}
+
 func dialPort(ctx context.Context, addr netip.Addr, port, guestPort uint16) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, port).String())

@@ -72,9 +72,6 @@ func openRegular(u account.User, path string) (f *os.File, fi os.FileInfo, err e
 		f, err = os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		return err
 	})
-	if errors.Is(err, syscall.ENXIO) {
-		return nil, nil, invalid("path '%s' is not a regular file", path)
-	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -90,6 +90,9 @@ func (s *Service) Move(ctx context.Context, req *pb.MoveRequest) (*pb.MoveRespon
 		return nil, classify(filepath.Dir(destination), err)
 	}
 	if err := u.Do(func() error { return rename(source, destination) }); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil, classify(destination, err)
+		}
 		return nil, classify(source, err)
 	}
 	entry, err := s.statAs(u, destination)

@@ -76,6 +76,8 @@ func classify(path string, err error) *connect.Error {
 		return wrap(connect.CodeInvalidArgument, "goes through a file that is not a directory")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return wrap(connect.CodeResourceExhausted, "cannot be written: the disk is full; remove files or ask for a larger disk")
+	case errors.Is(err, syscall.ENXIO):
+		return wrap(connect.CodeInvalidArgument, "is not a regular file")
 	case errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.EINVAL):
 		return wrap(connect.CodeInvalidArgument, "cannot be used")
 	}

@@ -28,6 +28,7 @@ type hub struct {
 	space *sync.Cond // a queue got shorter, or a subscriber left
 	subs  map[*subscriber]struct{}
 	end   *processpb.ProcessEvent // set once, when the process is over
+	stall time.Duration           // stallLimit
 }
 
 // subscriber is one attached reader.
@@ -45,7 +46,7 @@ type subscriber struct {
 }
 
 func newHub() *hub {
-	h := &hub{subs: map[*subscriber]struct{}{}}
+	h := &hub{subs: map[*subscriber]struct{}{}, stall: stallLimit}
 	h.space = sync.NewCond(&h.mu)
 	return h
 }
@@ -75,7 +76,7 @@ func (h *hub) awaitSpace() {
 			return
 		}
 		seen := full.taken
-		stall := time.AfterFunc(stallLimit, func() { full.cutOff(seen) })
+		stall := time.AfterFunc(h.stall, func() { full.cutOff(seen) })
 		h.space.Wait()
 		stall.Stop()
 	}
