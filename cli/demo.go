@@ -192,6 +192,9 @@ func ask(ctx context.Context, sb *client.Sandbox) (count, error) {
 }
 
 func (d *demonstration) pause(ctx context.Context) (string, error) {
+	if err := d.until(ctx, func(count) bool { return true }); err != nil {
+		return "", err
+	}
 	if err := d.sb.Pause(ctx, false); err != nil {
 		return "", err
 	}

@@ -116,7 +116,8 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, args []string, x 
 		defer restore()
 	}
 	if err := c.Start(); err != nil {
-		if sandbox.IsKind(err, sandbox.NotFound) && !strings.HasPrefix(err.Error(), "sandbox ") {
+		// With no folder of ours to be wrong, it is the command that is.
+		if sandbox.IsKind(err, sandbox.InvalidRequest) && x.dir == "" {
 			return codeError{exitNotFound, err}
 		}
 		return err

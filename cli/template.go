@@ -134,26 +134,42 @@ func (a *app) importSource(c *client.Client, source string) (name string, archiv
 	if source == "-" {
 		return "", io.NopCloser(a.in), nil
 	}
-	if strings.Contains(source, "://") {
-		return source, nil, nil
-	}
-	info, err := os.Stat(source)
+	kind, file, tag := splitSource(source)
+	info, err := os.Stat(file)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if strings.HasPrefix(source, "/") || strings.HasPrefix(source, "./") || strings.HasPrefix(source, "../") {
-			return "", nil, fmt.Errorf("template source: %w", err)
-		}
+	case strings.Contains(source, "://"):
+		return source, nil, nil
+	case errors.Is(err, fs.ErrNotExist) && kind == "" && !looksLikePath(file):
 		return source, nil, nil // an image reference
 	case err != nil:
 		return "", nil, fmt.Errorf("template source: %w", err)
 	case !c.Remote():
-		name, err = filepath.Abs(source)
-		return name, nil, err
-	case info.IsDir():
-		return "", nil, fmt.Errorf("template source %s is a folder, which cannot be sent to another machine; make an archive of it", source)
+		// The daemon's working folder is another one.
+		abs, err := filepath.Abs(file)
+		return kind + abs + tag, nil, err
+	case info.IsDir() || tag != "":
+		return "", nil, fmt.Errorf("template source %s cannot be sent to another machine; make an archive of the one image and import that", source)
 	}
-	archive, err = os.Open(source)
+	archive, err = os.Open(file)
 	return "", archive, err
+}
+
+// splitSource takes the kind before and the image's tag behind a path apart.
+func splitSource(source string) (kind, file, tag string) {
+	file = source
+	for _, k := range []string{"oci:", "tar:"} {
+		if rest, ok := strings.CutPrefix(source, k); ok {
+			kind, file = k, rest
+		}
+	}
+	if i := strings.LastIndexByte(file, '#'); i >= 0 {
+		file, tag = file[:i], file[i:]
+	}
+	return kind, file, tag
+}
+
+func looksLikePath(s string) bool {
+	return strings.HasPrefix(s, "/") || strings.HasPrefix(s, "./") || strings.HasPrefix(s, "../") || s == "." || s == ".."
 }
 
 func (a *app) templateRemove() *cobra.Command {

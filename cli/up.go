@@ -18,6 +18,7 @@ import (
 	v1 "github.com/holdfast-run/holdfast/api/v1"
 	"github.com/holdfast-run/holdfast/client"
 	"github.com/holdfast-run/holdfast/config"
+	"github.com/holdfast-run/holdfast/daemon"
 	"github.com/holdfast-run/holdfast/doctor"
 	"github.com/holdfast-run/holdfast/sandbox"
 )
@@ -143,6 +144,9 @@ func (a *app) startDaemon(ctx context.Context, flags *pflag.FlagSet, cfg *config
 		}
 		select {
 		case <-ended:
+			if c.Healthy(ctx) == nil { // another `up` was quicker, and its daemon holds the folder
+				return daemon.Holder(cfg.Data)
+			}
 			return 0, fmt.Errorf("the daemon did not start:\n%s", lastLines(cfg.LogFile(), from, 5))
 		case <-ctx.Done():
 			return 0, fmt.Errorf("the daemon (pid %d) does not serve yet: %w; its log is %s", child.Process.Pid, ctx.Err(), cfg.LogFile())
@@ -178,7 +182,11 @@ func lastLines(path string, from int64, n int) string {
 	if err != nil {
 		return err.Error()
 	}
-	lines := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	text := strings.TrimSpace(string(b))
+	if _, why, ok := strings.Cut(text, "panic: "); ok {
+		return "panic: " + firstLine(why, 500)
+	}
+	lines := strings.Split(text, "\n")
 	for i, l := range lines {
 		lines[i] = strings.TrimPrefix(l, "holdfast: ")
 	}

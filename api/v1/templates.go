@@ -5,7 +5,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
-	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -142,15 +142,22 @@ func importQuery(q url.Values) (ImportRequest, error) {
 	return req, nil
 }
 
+// archivePattern is what a bare file name must end with to be taken for one.
+var archivePattern = regexp.MustCompile(`\.(tar|tgz|tzst|txz|tbz2?)(\.|$)`)
+
 // isNodePath tells whether a source would make the node read its own files.
 // When in doubt it would.
 func isNodePath(source string) bool {
-	scheme, _, hasScheme := strings.Cut(source, "://")
-	if hasScheme {
+	if scheme, _, ok := strings.Cut(source, "://"); ok {
 		return scheme != "docker" && scheme != "debootstrap"
 	}
-	return filepath.IsAbs(source) || strings.HasPrefix(source, ".") || strings.HasPrefix(source, "~") ||
-		strings.Contains(source, ".tar") || strings.HasPrefix(source, "oci:") || strings.HasPrefix(source, "dir:") || strings.HasPrefix(source, "file:")
+	file, _, tagged := strings.Cut(source, "#")
+	for _, kind := range []string{"oci:", "tar:", "dir:", "file:", "path:"} {
+		if strings.HasPrefix(source, kind) {
+			return true
+		}
+	}
+	return tagged || strings.HasPrefix(file, "/") || strings.HasPrefix(file, ".") || strings.HasPrefix(file, "~") || archivePattern.MatchString(file)
 }
 
 // lineWriter writes NDJSON and flushes every line.
