@@ -186,3 +186,27 @@ func Unmount(ctx context.Context, target string) error {
 		}
 	}
 }
+
+// Discard is Unmount for a root whose upper will be thrown away: it takes the
+// mount out of sight at once and does not wait for anything to reach the disk.
+// Unmount does wait, for all of the file system that holds the upper: overlayfs
+// writes that out when its last user goes. Here the last user is a descriptor that
+// is closed in the background.
+func Discard(ctx context.Context, target string) error {
+	mounted, err := isMountpoint(target)
+	if err != nil {
+		return fmt.Errorf("discard %s: %w", target, err)
+	}
+	if !mounted {
+		return nil
+	}
+	hold, err := os.Open(target)
+	if err != nil {
+		return fmt.Errorf("discard: %w", err)
+	}
+	defer func() { go hold.Close() }()
+	if err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("discard %s: %w", target, err)
+	}
+	return Unmount(ctx, target) // one that lay below; normally none
+}

@@ -226,3 +226,45 @@ func TestParseMountinfo(t *testing.T) {
 		}
 	}
 }
+
+func TestDiscard(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t)
+	l := extract(t, s, ExtractOptions{}, file{name: "a", content: "1"})
+	r := mountRoot(t, s, l.ID)
+	write(t, r.Target+"/b", "2")
+	must(t, Discard(ctx, r.Target))
+	must(t, Discard(ctx, r.Target))
+	must(t, Discard(ctx, r.Target+"/absent"))
+	if list, err := Mounts(r.Target); err != nil || len(list) != 0 {
+		t.Fatalf("left mounted: %v, %v", list, err)
+	}
+	// What follows at once on the same place, as a rollback does.
+	must(t, os.RemoveAll(r.Upper))
+	must(t, os.RemoveAll(r.Work))
+	must(t, s.Mount(ctx, r))
+	wantFile(t, r.Target+"/a", "1")
+	wantFile(t, r.Target+"/b", "")
+}
+
+// BenchmarkUnmount compares the two ends of a root with 100 MB just written.
+func BenchmarkUnmount(b *testing.B) {
+	ctx := context.Background()
+	for name, end := range map[string]func(context.Context, string) error{"unmount": Unmount, "discard": Discard} {
+		b.Run(name, func(b *testing.B) {
+			s := openStore(b)
+			l := extract(b, s, ExtractOptions{}, file{name: "a", content: "1"})
+			data := make([]byte, 100<<20)
+			for b.Loop() {
+				b.StopTimer()
+				r := mountRoot(b, s, l.ID)
+				must(b, os.WriteFile(r.Target+"/big", data, 0o600))
+				b.StartTimer()
+				must(b, end(ctx, r.Target))
+				b.StopTimer()
+				must(b, os.RemoveAll(r.Upper))
+				b.StartTimer()
+			}
+		})
+	}
+}
