@@ -171,7 +171,7 @@ func importTarball(ctx context.Context, store *layers.Store, src Source, o Optio
 	}
 	o.step("unpack", "hash %s", src.Path)
 	sum := sha256.New()
-	if _, err := io.Copy(sum, contextReader{ctx, f}); err != nil {
+	if _, err := io.Copy(sum, until(ctx, f)); err != nil {
 		return Result{}, err
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -204,16 +204,19 @@ func machineFault(err error) bool {
 	return false
 }
 
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
+// readerFunc is a function as a reader.
+type readerFunc func([]byte) (int, error)
 
-func (c contextReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// until ends a long read when ctx does.
+func until(ctx context.Context, r io.Reader) io.Reader {
+	return readerFunc(func(p []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.Read(p)
+	})
 }
 
 // counted reports how much of r was read, every 4 MiB.

@@ -42,7 +42,7 @@ func detectArchive(ctx context.Context, file string) (archiveKind, error) {
 		return 0, err
 	}
 	defer f.Close()
-	plain, err := layers.Decompress(contextReader{ctx, f})
+	plain, err := layers.Decompress(until(ctx, f))
 	if err != nil {
 		return 0, err
 	}
@@ -134,7 +134,7 @@ func uncompressed(ctx context.Context, file, dir string) (string, error) {
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return "", err
 	}
-	plain, err := layers.Decompress(contextReader{ctx, in})
+	plain, err := layers.Decompress(until(ctx, in))
 	if err != nil {
 		return "", err
 	}
@@ -168,7 +168,7 @@ func unpackLayout(ctx context.Context, file, dir string) error {
 		return err
 	}
 	defer in.Close()
-	plain, err := layers.Decompress(contextReader{ctx, in})
+	plain, err := layers.Decompress(until(ctx, in))
 	if err != nil {
 		return err
 	}

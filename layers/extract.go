@@ -56,7 +56,7 @@ func (s *Store) Extract(ctx context.Context, r io.Reader, o ExtractOptions) (Lay
 
 // unpack fills root from an archive.
 func unpack(ctx context.Context, root *tree.Root, r io.Reader, o ExtractOptions, below []*tree.Root) error {
-	plain, err := Decompress(ctxReader{ctx, r})
+	plain, err := Decompress(until(ctx, r))
 	if err != nil {
 		return fmt.Errorf("read archive: %w", err)
 	}
@@ -98,17 +98,19 @@ func (z *zeros) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ctxReader ends a long read when its context does.
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
+// readerFunc is a function as a reader.
+type readerFunc func([]byte) (int, error)
 
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// until ends a long read when ctx does.
+func until(ctx context.Context, r io.Reader) io.Reader {
+	return readerFunc(func(p []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.Read(p)
+	})
 }
 
 type extractor struct {

@@ -277,10 +277,6 @@ func TestExtractEndsWithItsContext(t *testing.T) {
 	wantOnly(t, s)
 }
 
-type readerFunc func([]byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
 // FuzzExtract: whatever an archive holds, nothing outside its folder changes.
 func FuzzExtract(f *testing.F) {
 	f.Add(archive(f, file{name: "a", content: "x"}, file{name: "../b", content: "y"}).Bytes())

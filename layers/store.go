@@ -250,7 +250,10 @@ func (s *Store) List() []Layer {
 // mount shows is ErrInUse. Whether a snapshot or paused sandbox still needs it is
 // for the caller to know.
 func (s *Store) Remove(id string) error {
-	if _, err := s.Get(id); err != nil {
+	s.mu.Lock()
+	_, ok := s.layers[id]
+	s.mu.Unlock()
+	if !ok {
 		return nil
 	}
 	used, err := s.mounted(id)

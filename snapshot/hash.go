@@ -3,6 +3,7 @@ package snapshot
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -90,7 +91,7 @@ func hashChunk(f *os.File, at int64, size int) (sum [16]byte, err error) {
 	if err != nil {
 		return sum, fmt.Errorf("map: %w", err)
 	}
-	defer unix.Munmap(m)
+	defer func() { err = errors.Join(err, unix.Munmap(m)) }()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if fault := recover(); fault != nil {

@@ -54,8 +54,9 @@ func writeRaw(t testing.TB, dir string, m Manifest) {
 
 func random(n int) []byte {
 	b := make([]byte, n)
-	r := rand.NewChaCha8([32]byte{1})
-	r.Read(b)
+	if _, err := rand.NewChaCha8([32]byte{1}).Read(b); err != nil {
+		panic(err) // it never fails
+	}
 	return b
 }
 
