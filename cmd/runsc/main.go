@@ -2,11 +2,25 @@
 // statically, stamped with the module's version and embedded in holdfast (see
 // package embedded), so nothing has to be downloaded and a memory image can name
 // the very runtime that made it.
+//
+// Beside gVisor's own commands it has `runsc driver`, which holdfast talks to.
 package main
 
-import "gvisor.dev/gvisor/runsc/cli/maincli"
+import (
+	"os"
+
+	"gvisor.dev/gvisor/runsc/cli/maincli"
+
+	"github.com/holdfast-run/holdfast/cmd/runsc/driver"
+	_ "github.com/holdfast-run/holdfast/cmd/runsc/early"
+	"github.com/holdfast-run/holdfast/cmd/runsc/filters"
+)
 
 func main() {
-	joinCgroups()
+	if len(os.Args) == 2 && os.Args[1] == "driver" {
+		driver.Main()
+		return
+	}
+	filters.Load()
 	maincli.Main()
 }

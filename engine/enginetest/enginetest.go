@@ -12,7 +12,7 @@ import (
 // Run runs the suite. open gives an engine whose state is in dir; called again
 // with the same dir after Close of the first, it gives one that finds what the
 // first left, as a restarted daemon does.
-func Run(t *testing.T, open func(t *testing.T, dir string) engine.Engine) {
+func Run(t *testing.T, open func(t testing.TB, dir string) engine.Engine) {
 	for _, c := range []struct {
 		name string
 		test func(*world)

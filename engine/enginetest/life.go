@@ -234,13 +234,13 @@ func testAdoptDead(w *world) {
 	if err := syscall.Kill(g.PID(), syscall.SIGKILL); err != nil {
 		w.Fatal(err)
 	}
-	eventually(w.T, "process is gone", func() error {
+	eventually(w.TB, "process is gone", func() error {
 		if alive(g.PID()) {
 			return errors.New("still there")
 		}
 		return nil
 	})
-	w.Engine = w.open(w.T, w.dir)
+	w.Engine = w.open(w.TB, w.dir)
 	if _, err := w.Adopt(w.Context(), g.Spec.ID); !errors.Is(err, engine.ErrNotFound) {
 		w.Errorf("adopt: %v, want ErrNotFound", err)
 	}
@@ -268,14 +268,14 @@ func testClose(w *world) {
 		w.Errorf("exit %+v after close", x)
 	}
 	g.ask("/count")
-	w.Engine = w.open(w.T, w.dir)
+	w.Engine = w.open(w.TB, w.dir)
 }
 
 // testPrint: what pid 1 prints cannot fill the disk.
 func testPrint(w *world) {
 	g := w.start(w.spec(w.root()))
 	g.ask("/print", "kb", "4096")
-	eventually(w.T, "log is cut", func() error {
+	eventually(w.TB, "log is cut", func() error {
 		var total int64
 		err := filepath.Walk(w.dir, func(_ string, fi os.FileInfo, err error) error {
 			if err == nil && fi.Mode().IsRegular() {

@@ -30,7 +30,7 @@ func testLimitCPU(w *world) {
 		w.Fatal(err)
 	}
 	var to engine.Stats
-	eventually(w.T, "ten periods of cpu time are used", func() error {
+	eventually(w.TB, "ten periods of cpu time are used", func() error {
 		to, err = w.Stats(w.Context(), s.ID)
 		if err == nil && to.CPUTime-from.CPUTime < 200*time.Millisecond {
 			err = errTooFew

@@ -156,7 +156,7 @@ func testCheckpoint(w *world) {
 func moving(w *world, g *guest) {
 	w.Helper()
 	from := g.count()
-	eventually(w.T, "count goes on", func() error {
+	eventually(w.TB, "count goes on", func() error {
 		if n := g.count(); n <= from {
 			return fmt.Errorf("it stands at %d", n)
 		}
@@ -247,7 +247,7 @@ func testCheckpointAfterRestore(w *world) {
 		if err != nil {
 			w.Fatalf("restore: %v", err)
 		}
-		g = &guest{T: w.T, Spec: g.Spec, Instance: in, client: g.client, base: g.base}
+		g = &guest{TB: w.TB, Spec: g.Spec, Instance: in, client: g.client, base: g.base}
 	}
 	if got := g.ask("/sum"); got != digest {
 		w.Errorf("memory has digest %s, want %s", got, digest)

@@ -43,21 +43,21 @@ var buildPID1 = sync.OnceValues(func() (string, error) {
 
 // world is one test's surroundings: an engine and what instances need.
 type world struct {
-	*testing.T
+	testing.TB
 	engine.Engine
-	open func(*testing.T, string) engine.Engine
+	open func(testing.TB, string) engine.Engine
 	dir  string // of the engine's state
 }
 
 // newWorld makes a world whose instances are killed at the end of the test, which
 // fails if anything is left of them.
-func newWorld(t *testing.T, open func(*testing.T, string) engine.Engine) *world {
+func newWorld(t testing.TB, open func(testing.TB, string) engine.Engine) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "hf-") // short: sockets live below it
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, open: open, dir: dir}
+	w := &world{TB: t, open: open, dir: dir}
 	w.Engine = open(t, dir)
 	t.Cleanup(func() {
 		ids, err := w.List(context.Background())
@@ -89,7 +89,7 @@ func (w *world) reopen() {
 	if err := w.Close(); err != nil {
 		w.Fatalf("close: %v", err)
 	}
-	w.Engine = w.open(w.T, w.dir)
+	w.Engine = w.open(w.TB, w.dir)
 }
 
 // root makes a root file system that holds pid1 and nothing else.
@@ -105,11 +105,11 @@ func (w *world) root() string {
 			w.Fatal(err)
 		}
 	}
-	copyFile(w.T, bin, filepath.Join(root, "bin/pid1"))
+	copyFile(w.TB, bin, filepath.Join(root, "bin/pid1"))
 	return root
 }
 
-func copyFile(t *testing.T, from, to string) {
+func copyFile(t testing.TB, from, to string) {
 	t.Helper()
 	b, err := os.ReadFile(from)
 	if err != nil {
@@ -161,7 +161,7 @@ func (w *world) restore(s engine.Spec, image string) *guest {
 
 // guest speaks with pid1 inside an instance.
 type guest struct {
-	*testing.T
+	testing.TB
 	engine.Spec
 	Instance engine.Instance
 	client   *http.Client
@@ -179,11 +179,11 @@ func (w *world) guest(s engine.Spec, in engine.Instance) *guest {
 	if in.ID != s.ID || in.PID <= 0 || in.Runtime == "" || in.Started.IsZero() {
 		w.Fatalf("instance is described as %+v", in)
 	}
-	g := &guest{T: w.T, Spec: s, Instance: in, base: "http://" + insideAddr(s.NetNS) + ":8080", client: &http.Client{
+	g := &guest{TB: w.TB, Spec: s, Instance: in, base: "http://" + insideAddr(s.NetNS) + ":8080", client: &http.Client{
 		Timeout:   patience,
 		Transport: &http.Transport{DisableKeepAlives: true},
 	}}
-	eventually(w.T, "pid1 answers", func() error { _, err := g.try("/count"); return err })
+	eventually(w.TB, "pid1 answers", func() error { _, err := g.try("/count"); return err })
 	return g
 }
 
@@ -224,7 +224,7 @@ func (g *guest) count() int64 {
 }
 
 // eventually waits until f succeeds.
-func eventually(t *testing.T, what string, f func() error) {
+func eventually(t testing.TB, what string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {

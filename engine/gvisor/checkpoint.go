@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-run/holdfast/engine"
+	"github.com/holdfast-run/holdfast/engine/gvisor/wire"
 )
 
 // imageFile describes a memory image beside gVisor's own three files.
@@ -23,7 +23,6 @@ const imageFile = "image.json"
 // image is the content of imageFile, written last.
 type image struct {
 	Runtime    string           `json:"runtime"`
-	Version    string           `json:"version"`
 	CPUFeature []string         `json:"cpu_features"`
 	Sizes      map[string]int64 `json:"sizes"`
 }
@@ -53,16 +52,8 @@ func (e *Engine) Thaw(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	rt, err := e.store.Get(in.Runtime)
-	if err != nil {
+	if _, err := e.ask(ctx, in, wire.Request{Op: wire.Thaw}); err != nil {
 		return fmt.Errorf("thaw instance %s: %w", id, err)
-	}
-	c := e.runsc(rt)
-	if paused, err := c.paused(id); err != nil || !paused {
-		return err
-	}
-	if err := c.run(ctx, e.instanceDir(id), nil, "resume", id); err != nil {
-		return fmt.Errorf("thaw instance %s: %w", id, e.orDead(in, err))
 	}
 	return nil
 }
@@ -72,36 +63,23 @@ func (e *Engine) checkpoint(ctx context.Context, id, dir string) (_ engine.Image
 	if err != nil {
 		return engine.Image{}, err
 	}
-	rt, err := e.store.Get(in.Runtime)
-	if err != nil {
+	if err := preflight(dir); err != nil {
 		return engine.Image{}, err
-	}
-	if err := e.preflight(id, dir); err != nil {
-		return engine.Image{}, err
-	}
-	c, own := e.runsc(rt), e.instanceDir(id)
-	began := time.Now()
-	if err := c.run(ctx, own, nil, "pause", id); err != nil {
-		return engine.Image{}, e.orDead(in, err)
 	}
 	defer func() {
-		if err == nil {
-			return
+		if err != nil {
+			discard(dir)
 		}
-		// Whatever happened to the caller's context, the instance must go on.
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
-		defer cancel()
-		if rerr := c.run(rctx, own, nil, "resume", id); rerr != nil {
-			err = e.orDead(in, errors.Join(err, fmt.Errorf("let it go on: %w", rerr)))
-		}
-		discard(dir)
 	}()
-	if err := c.run(ctx, own, nil, "checkpoint", "--leave-running", "--image-path", dir, id); err != nil {
-		return engine.Image{}, classifySave(err)
+	began := time.Now()
+	// Once begun it is not given up half-way: the driver would go on.
+	ctx = context.WithoutCancel(ctx)
+	if _, err := e.ask(ctx, in, wire.Request{Op: wire.Save, Save: &wire.SaveParams{Image: dir}}); err != nil {
+		return engine.Image{}, err
 	}
-	img, err := e.seal(dir, in.Runtime, rt.Version)
+	img, err := e.seal(dir, in.Runtime)
 	if err != nil {
-		return engine.Image{}, classifySave(err)
+		return engine.Image{}, errors.Join(fullDisk(err), e.Thaw(ctx, id))
 	}
 	img.Frozen = time.Since(began)
 	return img, nil
@@ -117,17 +95,8 @@ func discard(dir string) {
 	}
 }
 
-// orDead adds engine.ErrNotFound when the instance's process is gone.
-func (e *Engine) orDead(in *instance, err error) error {
-	if in.Sandbox.alive() {
-		return err
-	}
-	return fmt.Errorf("%w: %w", engine.ErrNotFound, err)
-}
-
-// preflight refuses a checkpoint that cannot fit: an image is at most as large as
-// what the instance holds in memory.
-func (e *Engine) preflight(id, dir string) error {
+// preflight refuses a folder that is not what it should be.
+func preflight(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -135,35 +104,21 @@ func (e *Engine) preflight(id, dir string) error {
 	if len(entries) > 0 {
 		return fmt.Errorf("image folder %s is not empty", dir)
 	}
-	s, err := e.groups.Group(id).Stats()
-	if err != nil {
-		return nil // without a cgroup the amount is not known beforehand
-	}
-	var fsys unix.Statfs_t
-	if err := unix.Statfs(dir, &fsys); err != nil {
-		return err
-	}
-	free := int64(fsys.Bavail) * fsys.Bsize
-	if need := s.MemoryBytes; free < need && free < 1<<20 {
-		return fmt.Errorf("%w: %s has %d MiB free, the instance holds %d MiB", engine.ErrNoSpace, dir, free>>20, need>>20)
-	}
 	return nil
 }
 
-// seal brings the image to stable storage and describes it, last of all.
-func (e *Engine) seal(dir, runtime, version string) (engine.Image, error) {
-	m := image{Runtime: runtime, Version: version, CPUFeature: e.caps.CPUFeature, Sizes: map[string]int64{}}
+// seal describes an image whose own files are on stable storage, and brings the
+// description there, last of all.
+func (e *Engine) seal(dir, runtime string) (engine.Image, error) {
+	m := image{Runtime: runtime, CPUFeature: e.caps.CPUFeature, Sizes: map[string]int64{}}
 	out := engine.Image{Runtime: runtime, CPUFeature: e.caps.CPUFeature}
 	for _, name := range imageFiles {
-		size, err := syncFile(filepath.Join(dir, name))
-		if errors.Is(err, fs.ErrNotExist) && name == pagesFile {
-			continue
-		}
+		fi, err := os.Stat(filepath.Join(dir, name))
 		if err != nil {
 			return out, err
 		}
-		m.Sizes[name] = size
-		out.Bytes += size
+		m.Sizes[name] = fi.Size()
+		out.Bytes += fi.Size()
 		out.Files = append(out.Files, name)
 	}
 	b, err := json.Marshal(m)
@@ -174,10 +129,7 @@ func (e *Engine) seal(dir, runtime, version string) (engine.Image, error) {
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		return out, err
 	}
-	if _, err := syncFile(path); err != nil {
-		return out, err
-	}
-	if _, err := syncFile(dir); err != nil {
+	if err := errors.Join(syncFile(path), syncFile(dir)); err != nil {
 		return out, err
 	}
 	out.Files = append(out.Files, imageFile)
@@ -185,21 +137,14 @@ func (e *Engine) seal(dir, runtime, version string) (engine.Image, error) {
 	return out, nil
 }
 
-// syncFile fsyncs a file or folder and gives its size.
-func syncFile(path string) (int64, error) {
+// syncFile brings a file or folder to stable storage.
+func syncFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil {
-		return 0, err
-	}
-	fi, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return fi.Size(), nil
+	return f.Sync()
 }
 
 // checkImage refuses an image that cannot be restored here, before anything is
@@ -234,20 +179,10 @@ func (e *Engine) checkImage(dir string) (image, error) {
 	return m, nil
 }
 
-// classifySave recognises a full disk. gVisor's errors cross a socket as text.
-func classifySave(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) ||
-		strings.Contains(err.Error(), unix.ENOSPC.Error()) || strings.Contains(err.Error(), unix.EDQUOT.Error()) {
+// fullDisk gives an error its kind when the disk is full.
+func fullDisk(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fmt.Errorf("%w: %w", engine.ErrNoSpace, err)
-	}
-	return err
-}
-
-// classifyRestore tells an image's fault from others: everything that the
-// sandbox's kernel reports while it loads is one.
-func classifyRestore(err error) error {
-	if err != nil && strings.Contains(err.Error(), "restoring container") {
-		return fmt.Errorf("%w: %w", engine.ErrImage, err)
 	}
 	return err
 }

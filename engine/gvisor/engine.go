@@ -13,7 +13,8 @@
 //	<id>/config.json     the OCI configuration
 //	<id>/guest.log       what pid 1 printed, bounded
 //	<id>/panic.log       what a failing kernel printed
-//	.runsc/              the runtime's own state
+//	<id>/control.sock    what its kernel listens at
+//	.lock                held by an engine and its drivers
 package gvisor
 
 import (
@@ -22,15 +23,15 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/holdfast-run/holdfast/engine"
 	"github.com/holdfast-run/holdfast/engine/gvisor/cgroup"
+	"github.com/holdfast-run/holdfast/engine/gvisor/wire"
 	"github.com/holdfast-run/holdfast/runtimes"
 )
 
@@ -67,6 +68,7 @@ type Engine struct {
 	current runtimes.Runtime
 	groups  *cgroup.Parent
 	caps    engine.Capabilities
+	drivers *drivers
 	log     *slog.Logger
 	exits   chan engine.Exit
 	closed  chan struct{}
@@ -87,7 +89,7 @@ func New(ctx context.Context, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gvisor engine: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Join(dir, ".runsc"), 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("gvisor engine: %w", err)
 	}
 	if o.CgroupParent == "" {
@@ -104,12 +106,17 @@ func New(ctx context.Context, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gvisor engine: %w", err)
 	}
-	features, err := cpuFeatures(ctx, current)
+	platform, err := choosePlatform(ctx, o.Platform, current, dir)
 	if err != nil {
 		return nil, fmt.Errorf("gvisor engine: %w", err)
 	}
-	platform, err := choosePlatform(ctx, o.Platform, current, dir)
+	drivers, err := openDrivers(dir)
 	if err != nil {
+		return nil, fmt.Errorf("gvisor engine: %w", err)
+	}
+	features, err := warm(ctx, drivers, current, platform)
+	if err != nil {
+		drivers.close()
 		return nil, fmt.Errorf("gvisor engine: %w", err)
 	}
 	e := &Engine{
@@ -117,6 +124,7 @@ func New(ctx context.Context, o Options) (*Engine, error) {
 		store:   o.Runtimes,
 		current: current,
 		groups:  groups,
+		drivers: drivers,
 		log:     o.Logger,
 		caps: engine.Capabilities{
 			Engine:     "gvisor",
@@ -155,6 +163,7 @@ func (e *Engine) Close() error {
 	}
 	e.mu.Unlock()
 	e.watches.Wait()
+	e.drivers.close()
 	close(e.exits)
 	return nil
 }
@@ -215,15 +224,21 @@ func limits(r engine.Resources) cgroup.Limits {
 
 func (e *Engine) instanceDir(id string) string { return filepath.Join(e.dir, id) }
 
-// cpuFeatures are those that a memory image made here will need.
-func cpuFeatures(ctx context.Context, r runtimes.Runtime) ([]string, error) {
-	out, err := exec.CommandContext(ctx, r.Path, "cpu-features").Output()
+// warm starts the current runtime's driver and gives the features of the processor
+// that an image made here will need.
+func warm(ctx context.Context, all *drivers, r runtimes.Runtime, platform string) ([]string, error) {
+	d, err := all.get(r)
 	if err != nil {
-		return nil, fmt.Errorf("ask %s for cpu features: %w", r.Path, err)
+		return nil, err
 	}
-	features := strings.Split(strings.TrimSpace(string(out)), ",")
-	slices.Sort(features)
-	return features, nil
+	reply, err := d.call(ctx, wire.Request{Op: wire.Warm, Platform: platform})
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(reply.Features)
+	return reply.Features, nil
 }
+
+func hostCPUs() int { return runtime.NumCPU() }
 
 var _ engine.Engine = (*Engine)(nil)

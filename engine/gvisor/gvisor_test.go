@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-func open(t *testing.T, dir string) *Engine {
+func open(t testing.TB, dir string) *Engine {
 	t.Helper()
 	h := fnv.New32a()
 	h.Write([]byte(dir))
@@ -48,5 +48,9 @@ func open(t *testing.T, dir string) *Engine {
 }
 
 func TestConformance(t *testing.T) {
-	enginetest.Run(t, func(t *testing.T, dir string) engine.Engine { return open(t, dir) })
+	enginetest.Run(t, func(t testing.TB, dir string) engine.Engine { return open(t, dir) })
+}
+
+func BenchmarkEngine(b *testing.B) {
+	enginetest.Bench(b, func(t testing.TB, dir string) engine.Engine { return open(t, dir) })
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,11 +58,11 @@ func (e *Engine) clear(id string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // its record must stay, so that another try finds the processes
 	}
-	return errors.Join(group.Remove(), (&runsc{root: filepath.Join(e.dir, ".runsc")}).clear(id), os.RemoveAll(e.instanceDir(id)))
+	return errors.Join(group.Remove(), os.RemoveAll(e.instanceDir(id)))
 }
 
-// killStrays finds processes of an instance by their command line: the programs
-// of the runtime name its state folder and, as the last argument, the instance.
+// killStrays finds processes of an instance by their command line, which names
+// its folder and, as the last argument, its id.
 func (e *Engine) killStrays(id string) error {
 	if _, err := os.Stat(e.instanceDir(id)); os.IsNotExist(err) {
 		return nil
@@ -70,7 +71,7 @@ func (e *Engine) killStrays(id string) error {
 	if err != nil {
 		return err
 	}
-	root := "--root=" + filepath.Join(e.dir, ".runsc")
+	bundle := "--bundle=" + e.instanceDir(id)
 	var errs []error
 	for _, d := range entries {
 		pid, err := strconv.Atoi(d.Name())
@@ -82,7 +83,7 @@ func (e *Engine) killStrays(id string) error {
 			continue
 		}
 		args := strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
-		if args[len(args)-1] != id || !contains(args, root) {
+		if args[len(args)-1] != id || !slices.Contains(args, bundle) {
 			continue
 		}
 		p, err := identify(pid)
@@ -93,13 +94,4 @@ func (e *Engine) killStrays(id string) error {
 		errs = append(errs, p.wait(killTimeout))
 	}
 	return errors.Join(errs...)
-}
-
-func contains(list []string, s string) bool {
-	for _, l := range list {
-		if l == s {
-			return true
-		}
-	}
-	return false
 }

@@ -55,7 +55,7 @@ func probeKVM(ctx context.Context, r runtimes.Runtime, dir string) error {
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return err
 	}
-	file := filepath.Join(dir, "kvm.json")
+	file := filepath.Join(dir, ".kvm.json")
 	var p probe
 	if b, err := os.ReadFile(file); err != nil || json.Unmarshal(b, &p) != nil || p.Runtime != r.SHA256 || p.Boot != bootID() {
 		p = probe{Runtime: r.SHA256, Boot: bootID()}

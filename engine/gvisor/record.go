@@ -25,9 +25,14 @@ type record struct {
 	Boot    string    `json:"boot"` // the host's boot id: after a reboot nothing is alive
 	Sandbox process   `json:"sandbox"`
 	Gofer   process   `json:"gofer"`
+	// Restored from an image, as opposed to started cold.
+	Restored bool `json:"restored"`
 	// OOMKills of the group when it began: more of them later mean out of memory.
 	OOMKills int64 `json:"oom_kills"`
 }
+
+// alive tells whether the instance still runs.
+func (r record) alive() bool { return r.Boot == bootID() && r.Sandbox.alive() }
 
 // process names one for ever: a pid is reused, a pid with a start time is not.
 type process struct {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-run/holdfast/engine"
+	"github.com/holdfast-run/holdfast/engine/gvisor/wire"
 )
 
 // instance is a running one that this engine watches.
@@ -121,7 +122,7 @@ func (e *Engine) Adopt(_ context.Context, id string) (engine.Instance, error) {
 	if err != nil {
 		return engine.Instance{}, err
 	}
-	if r.Boot != bootID() || !r.Sandbox.alive() {
+	if !r.alive() {
 		return engine.Instance{}, fmt.Errorf("adopt instance %s: %w: its process has ended", id, engine.ErrNotFound)
 	}
 	in, err := e.watch(r)
@@ -140,6 +141,9 @@ func (in *instance) public() engine.Instance {
 func (e *Engine) diagnose(in *instance) engine.Exit {
 	x := engine.Exit{ID: in.ID, Time: time.Now(), Reason: engine.ExitCrashed}
 	status, known := exitStatus(in.Sandbox.PID, in.pidfd)
+	if !known {
+		status, known = e.askStatus(in)
+	}
 	panicked := tail(filepath.Join(e.instanceDir(in.ID), "panic.log"), 2048)
 	switch {
 	case e.groups.Group(in.ID).OOMKills() > in.OOMKills:
@@ -163,6 +167,14 @@ func (e *Engine) diagnose(in *instance) engine.Exit {
 		x.Detail += "; it printed last: " + out
 	}
 	return x
+}
+
+// askStatus asks the driver, which is the parent unless it was begun anew since.
+func (e *Engine) askStatus(in *instance) (unix.WaitStatus, bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	reply, err := e.ask(ctx, in, wire.Request{Op: wire.Status, PID: in.Sandbox.PID})
+	return unix.WaitStatus(reply.Status), err == nil && reply.Known
 }
 
 // pidfdInfo is the beginning of the kernel's struct pidfd_info.
