@@ -75,7 +75,14 @@ type watchedBody struct {
 	read, ended atomic.Bool
 }
 
+// Read does not ask the server's body again after its end. http.Transport does,
+// to see whether there is more than Content-Length says, and by then the server
+// may have closed the body because the answer has begun: that error would tear
+// down the connection the answer is coming on.
 func (b *watchedBody) Read(p []byte) (int, error) {
+	if b.ended.Load() {
+		return 0, io.EOF
+	}
 	b.read.Store(true)
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
