@@ -198,8 +198,11 @@ func (n *Node) mount(ctx context.Context, r *record) error {
 	})
 }
 
+// unmount does not wait for the disk, as an ordinary unmount of an overlay would:
+// it flushes the whole file system. Who needs the files on stable storage has
+// synced them before.
 func (n *Node) unmount(ctx context.Context, id string) error {
-	return layers.Unmount(ctx, n.root(id))
+	return layers.Discard(ctx, n.root(id))
 }
 
 // takeDown ends the record's instance and unmounts its files. The network slot
