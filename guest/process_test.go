@@ -446,11 +446,14 @@ func TestTerminal(t *testing.T) {
 		must(t, err)
 		say("stty size\n")
 		r.until(t, "20 50")
-		say("cat\n")
+		say("echo rea''dy; cat\n")
+		r.until(t, "ready") // the shell has left its line editor; what is typed before is lost
 		say("ping\n")
 		r.until(t, "ping\r\nping") // once echoed, once by cat, which therefore runs
 		say("\x03")
 		r.until(t, "^C")
+		r.out.Reset()
+		r.until(t, "> ") // what is typed before the prompt is back may be lost
 		say("echo code=$?\n")
 		r.until(t, "code=130") // Ctrl+C works: it is the controlling terminal
 		_, err = c.SendInput(t.Context(), &processpb.SendInputRequest{Process: pid(r.pid), Input: stdin("x")})
