@@ -92,14 +92,25 @@ func (r *running) wait() *running {
 	return r
 }
 
-// until reads until the output holds text.
-func (r *running) until(t *testing.T, text string) {
+// until reads until the output holds the texts, one after the other.
+func (r *running) until(t *testing.T, texts ...string) {
 	t.Helper()
-	for !strings.Contains(r.out.String(), text) {
+	for !inOrder(r.out.String(), texts) {
 		if !r.next() {
-			t.Fatalf("ended before %q: %v\n%s", text, r.err, r.out.String())
+			t.Fatalf("ended before %q: %v\n%s", texts, r.err, r.out.String())
 		}
 	}
+}
+
+func inOrder(s string, texts []string) bool {
+	for _, text := range texts {
+		_, after, found := strings.Cut(s, text)
+		if !found {
+			return false
+		}
+		s = after
+	}
+	return true
 }
 
 func TestProcessEndsAsItSays(t *testing.T) {
@@ -451,9 +462,7 @@ func TestTerminal(t *testing.T) {
 		say("ping\n")
 		r.until(t, "ping\r\nping") // once echoed, once by cat, which therefore runs
 		say("\x03")
-		r.until(t, "^C")
-		r.out.Reset()
-		r.until(t, "> ") // what is typed before the prompt is back may be lost
+		r.until(t, "^C", "> ") // what is typed before the prompt is back may be lost
 		say("echo code=$?\n")
 		r.until(t, "code=130") // Ctrl+C works: it is the controlling terminal
 		_, err = c.SendInput(t.Context(), &processpb.SendInputRequest{Process: pid(r.pid), Input: stdin("x")})
