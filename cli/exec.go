@@ -130,18 +130,27 @@ func (a *app) execute(ctx context.Context, sb *client.Sandbox, args []string, x 
 	return exitCode(c.Wait())
 }
 
+// passSignals asks the command to end at the first signal and lets go at the
+// second. Some senders signal a whole process group and us besides, which is one.
 func passSignals(signals <-chan os.Signal, c *client.Cmd, cancel func()) {
 	if _, ok := <-signals; !ok {
 		return
 	}
+	first := time.Now()
 	if c.Terminate() != nil {
 		cancel()
 		return
 	}
-	if _, ok := <-signals; ok {
-		cancel()
+	for range signals {
+		if time.Since(first) > sameSignal {
+			cancel()
+			return
+		}
 	}
 }
+
+// sameSignal is how close two signals count as one.
+const sameSignal = 500 * time.Millisecond
 
 // keepAlive moves the deadline on while a command is attached, so that the
 // timeout counts from its end.

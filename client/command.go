@@ -224,40 +224,67 @@ func exitError(end *processpb.ProcessEvent_EndEvent) error {
 	return &ExitError{Code: code, Status: status}
 }
 
-// inputChunk is how much of stdin one request carries.
-const inputChunk = 64 << 10
+// How much of stdin one message carries. What comes from a person is sent at
+// once, a terminal's message by message, so that its echo comes at once too.
+const inputChunk = 256 << 10
 
-// feed sends Stdin; its end becomes the command's end of input.
+// feed sends Stdin; its end becomes the command's end of input. Errors end it:
+// the command has ended, or its own stream will say why not.
 func (c *Cmd) feed() {
+	if c.TTY != nil {
+		if c.copyInput(c.Input) == nil {
+			_ = c.Input([]byte{4}) // a terminal's end of input is ^D
+		}
+		return
+	}
+	stream, err := c.client.StreamInput(c.ctx)
+	if err != nil {
+		return
+	}
+	err = stream.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Start{
+		Start: &processpb.StreamInputRequest_StartEvent{Process: c.selector()},
+	}})
+	if err == nil {
+		err = c.copyInput(func(b []byte) error {
+			return stream.Send(&processpb.StreamInputRequest{Event: &processpb.StreamInputRequest_Data{
+				Data: &processpb.StreamInputRequest_DataEvent{Input: c.input(b)},
+			}})
+		})
+	}
+	if _, closeErr := stream.CloseAndReceive(); err == nil && closeErr == nil {
+		_, _ = c.client.CloseStdin(c.ctx, &processpb.CloseStdinRequest{Process: c.selector()})
+	}
+}
+
+// copyInput hands Stdin to send until its end, which is no error.
+func (c *Cmd) copyInput(send func([]byte) error) error {
 	buf := make([]byte, inputChunk)
 	for {
 		n, err := c.Stdin.Read(buf)
 		if n > 0 {
-			if c.Input(buf[:n]) != nil {
-				return // it has ended, or the stream will say why
+			if err := send(buf[:n]); err != nil {
+				return err
 			}
 		}
 		if err != nil {
-			break
+			return nil //nolint:nilerr // an input that breaks is an input that ends, as a pipe's
 		}
 	}
+}
+
+func (c *Cmd) input(b []byte) *processpb.ProcessInput {
 	if c.TTY != nil {
-		_ = c.Input([]byte{4}) // a terminal's end of input is ^D
-		return
+		return &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: b}}
 	}
-	_, _ = c.client.CloseStdin(c.ctx, &processpb.CloseStdinRequest{Process: c.selector()})
+	return &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: b}}
 }
 
 // Input writes to the command's terminal or stdin. For a command with Stdin set
 // it happens by itself.
 func (c *Cmd) Input(b []byte) error {
-	in := &processpb.ProcessInput{Input: &processpb.ProcessInput_Stdin{Stdin: b}}
-	if c.TTY != nil {
-		in = &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: b}}
-	}
 	c.inputs.Lock()
 	defer c.inputs.Unlock()
-	_, err := c.client.SendInput(c.ctx, &processpb.SendInputRequest{Process: c.selector(), Input: in})
+	_, err := c.client.SendInput(c.ctx, &processpb.SendInputRequest{Process: c.selector(), Input: c.input(b)})
 	return c.sb.guestError("input to command "+strconv.Quote(c.Path), err)
 }
 

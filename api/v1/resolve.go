@@ -3,6 +3,8 @@ package v1
 import (
 	"context"
 	"encoding/base64"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,12 +37,17 @@ func (s *server) find(ctx context.Context, space, ref string) (*sandbox.Sandbox,
 		}
 		return sb, nil
 	}
-	named, err := s.search(ctx, sandbox.ListOptions{Space: space, Metadata: map[string]string{NameKey: ref}}, nil)
+	named, err := s.search(ctx, sandbox.ListOptions{Space: space, Metadata: map[string]string{NameKey: ref}}, nil, noLimit)
 	if err != nil {
 		return nil, err
 	}
+	if len(named) > 1 {
+		// Forks have the metadata, and so the name, of their original: it goes first.
+		oldest := slices.MinFunc(named, func(a, b sandbox.Sandbox) int { return a.CreatedAt.Compare(b.CreatedAt) })
+		named = []sandbox.Sandbox{oldest}
+	}
 	if len(named) == 0 && strings.HasPrefix(ref, "i") {
-		named, err = s.search(ctx, sandbox.ListOptions{Space: space}, func(id string) bool { return strings.HasPrefix(id, ref) })
+		named, err = s.search(ctx, sandbox.ListOptions{Space: space}, func(id string) bool { return strings.HasPrefix(id, ref) }, 2)
 		if err != nil {
 			return nil, err
 		}
@@ -56,8 +63,10 @@ func (s *server) find(ctx context.Context, space, ref string) (*sandbox.Sandbox,
 		WithNext("give more of the id")
 }
 
-// search walks all pages and gives the first two sandboxes that match.
-func (s *server) search(ctx context.Context, o sandbox.ListOptions, match func(id string) bool) ([]sandbox.Sandbox, error) {
+const noLimit = math.MaxInt
+
+// search walks pages and gives the sandboxes that match, until there are enough.
+func (s *server) search(ctx context.Context, o sandbox.ListOptions, match func(id string) bool, enough int) ([]sandbox.Sandbox, error) {
 	o.States, o.Limit = allStates, pageSize
 	var found []sandbox.Sandbox
 	for {
@@ -70,7 +79,7 @@ func (s *server) search(ctx context.Context, o sandbox.ListOptions, match func(i
 				found = append(found, sb)
 			}
 		}
-		if len(found) > 1 || page.Next == nil {
+		if len(found) >= enough || page.Next == nil {
 			return found, nil
 		}
 		o.After = *page.Next

@@ -129,7 +129,7 @@ func (s *server) reserveName(c *call, name string) (release func(), err error) {
 		defer s.mu.Unlock()
 		delete(s.names, key)
 	}
-	found, err := s.search(c.Context(), sandbox.ListOptions{Space: c.space, Metadata: map[string]string{NameKey: name}}, nil)
+	found, err := s.search(c.Context(), sandbox.ListOptions{Space: c.space, Metadata: map[string]string{NameKey: name}}, nil, 1)
 	if err == nil && len(found) > 0 {
 		err = conflict
 	}
