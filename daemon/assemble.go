@@ -37,6 +37,7 @@ type parts struct {
 	cfg     *config.Config
 	log     *slog.Logger
 	node    *node.Node
+	engine  *gvisor.Engine
 	network *network.Manager
 	gateway *gateway.Gateway
 	keys    *keys.Store
@@ -92,6 +93,7 @@ func assemble(ctx context.Context, cfg *config.Config, log *slog.Logger) (p *par
 	if err != nil {
 		return p, err
 	}
+	p.engine = eng
 	p.closers = append(p.closers, eng.Close)
 	if err := p.openNetwork(ctx, j, instance); err != nil {
 		return p, err

@@ -87,7 +87,7 @@ func TestAddressInUse(t *testing.T) {
 	if r.Code == 0 || !strings.Contains(r.Err, d.Listen) {
 		t.Errorf("code %d, and no word of %s: %s", r.Code, d.Listen, r.Err)
 	}
-	if left := harness.Purge(t.Context(), other); len(left) > 0 {
+	if left := harness.Withdraw(t.Context(), other); len(left) > 0 {
 		t.Errorf("it left behind: %s", strings.Join(left, "\n"))
 	}
 }
