@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"syscall"
 	"time"
 
@@ -24,11 +25,14 @@ func (a *app) down() *cobra.Command {
 		Use:   "down",
 		Short: "Stop the daemon; sandboxes go on",
 		Long: `Stop the daemon. Sandboxes go on running, and the next "holdfast up" takes them
-over; their timeouts wait until then. With --sandboxes they are paused first.`,
+over; their timeouts wait until then.
+
+With --sandboxes they are paused first, and nothing of them stays on the machine
+but the data folder: no process, mount, namespace, link or firewall rule.`,
 		Example: "  holdfast down\n  holdfast down --sandboxes",
 		Args:    cobra.NoArgs,
 	}
-	cmd.Flags().BoolVar(&sandboxes, "sandboxes", false, "pause all running sandboxes first")
+	cmd.Flags().BoolVar(&sandboxes, "sandboxes", false, "pause all running sandboxes, and take everything off the machine")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := a.configure(cmd)
 		if err != nil {
@@ -41,7 +45,7 @@ over; their timeouts wait until then. With --sandboxes they are paused first.`,
 		}
 		if pid == 0 {
 			fmt.Fprintf(a.out, "no daemon runs on %s\n", cfg.Data)
-			return nil
+			return a.withdraw(cmd.Context(), cfg, sandboxes)
 		}
 		if sandboxes {
 			if err := a.pauseAll(cmd.Context(), cfg); err != nil {
@@ -55,10 +59,20 @@ over; their timeouts wait until then. With --sandboxes they are paused first.`,
 			return err
 		}
 		fmt.Fprintf(a.out, "daemon stopped (pid %d)\n", pid)
-		return nil
+		return a.withdraw(cmd.Context(), cfg, sandboxes)
 	}
 	complete(a, cmd, nil, nil)
 	return cmd
+}
+
+// withdraw takes off the machine what the stopped daemon left running, if wanted.
+func (a *app) withdraw(ctx context.Context, cfg *config.Config, wanted bool) error {
+	if !wanted {
+		return nil
+	}
+	p := a.progress("clearing the machine")
+	defer p.Done()
+	return daemon.Withdraw(ctx, cfg, daemon.Options{Version: version, GVisor: gvisorVersion(), Logger: slog.New(slog.DiscardHandler)})
 }
 
 // pauseAll pauses what runs. All are tried.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-run/holdfast/api/e2b"
@@ -36,6 +37,7 @@ type parts struct {
 	cfg     *config.Config
 	log     *slog.Logger
 	node    *node.Node
+	engine  *gvisor.Engine
 	network *network.Manager
 	gateway *gateway.Gateway
 	keys    *keys.Store
@@ -91,10 +93,12 @@ func assemble(ctx context.Context, cfg *config.Config, log *slog.Logger) (p *par
 	if err != nil {
 		return p, err
 	}
+	p.engine = eng
 	p.closers = append(p.closers, eng.Close)
 	if err := p.openNetwork(ctx, j, instance); err != nil {
 		return p, err
 	}
+	var gate atomic.Pointer[gateway.Gateway] // the node is open before the gateway to it
 	p.node, err = node.Open(ctx, node.Options{
 		Data: cfg.Data, Journal: j, Engine: eng, Files: files, Network: p.network, Guest: newGuests(), Tokens: tokens{seed},
 		GuestLayer: guestLayer.ID, GuestPath: layers.GuestPath,
@@ -103,12 +107,18 @@ func assemble(ctx context.Context, cfg *config.Config, log *slog.Logger) (p *par
 			Sandboxes: cfg.Limits.Sandboxes, CPUs: cfg.Limits.CPUs, MemoryMB: cfg.Limits.MemoryMB, DiskMB: cfg.Limits.DiskMB,
 		},
 		Pool: cfg.Pool, Logger: log.With("part", "node"),
+		Ended: func(id string) {
+			if g := gate.Load(); g != nil {
+				g.Disconnect(id)
+			}
+		},
 	})
 	if err != nil {
 		return p, err
 	}
 	p.closers = append(p.closers, p.node.Close)
 	p.gateway = gateway.New(gateway.Options{Router: p.node, Domains: domains(cfg.Domain), Dialer: dialer{}, Log: log.With("part", "gateway")})
+	gate.Store(p.gateway)
 	p.closers = append(p.closers, func() error { p.gateway.Close(); return nil })
 	return p, nil
 }

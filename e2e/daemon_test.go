@@ -87,7 +87,7 @@ func TestAddressInUse(t *testing.T) {
 	if r.Code == 0 || !strings.Contains(r.Err, d.Listen) {
 		t.Errorf("code %d, and no word of %s: %s", r.Code, d.Listen, r.Err)
 	}
-	if left := harness.Purge(t.Context(), other); len(left) > 0 {
+	if left := harness.Withdraw(t.Context(), other); len(left) > 0 {
 		t.Errorf("it left behind: %s", strings.Join(left, "\n"))
 	}
 }
@@ -238,6 +238,34 @@ func TestDaemonRestartKeepsSandboxes(t *testing.T) {
 			}
 			goesOn(t, d, paused)
 			eventually(t, "the sandbox past its deadline is gone", func() bool { return state(t, d, brief.ID) == "" })
+		})
+	}
+}
+
+// TestStreamsEndWithTheSandbox wants a client that waits for a command to be
+// told when the sandbox is paused or removed: the other end of its connection
+// is gone and cannot say so.
+func TestStreamsEndWithTheSandbox(t *testing.T) {
+	t.Parallel()
+	d := harness.Start(t, harness.Options{Template: harness.Small})
+	for name, end := range map[string]func(*client.Sandbox) error{
+		"paused":  func(sb *client.Sandbox) error { return sb.Pause(t.Context(), false) },
+		"removed": func(sb *client.Sandbox) error { return sb.Delete(t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sb := d.Create(v1.CreateRequest{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			cmd := sb.Command(ctx, "/bin/sleep", "1000")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := end(sb); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err == nil || ctx.Err() != nil {
+				t.Errorf("the waiting client was told %v (%v)", err, ctx.Err())
+			}
 		})
 	}
 }

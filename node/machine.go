@@ -208,6 +208,7 @@ func (n *Node) unmount(ctx context.Context, id string) error {
 // takeDown ends the record's instance and unmounts its files. The network slot
 // stays. It is idempotent.
 func (n *Node) takeDown(ctx context.Context, r *record) error {
+	defer n.opts.Ended(r.ID)
 	return errors.Join(n.engine.Kill(ctx, r.instance()), n.unmount(ctx, r.ID))
 }
 

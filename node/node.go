@@ -42,8 +42,11 @@ type Options struct {
 
 	Limits Limits         // zero fields: unlimited
 	Pool   map[string]int // template name → restored sandboxes kept ready
-	Logger *slog.Logger   // nil: slog.Default()
-	Clock  Clock          // nil: the system's
+	// Ended, when set, is told that a sandbox's process is gone (paused, deleted,
+	// crashed or replaced): its end of every connection cannot say so itself.
+	Ended  func(id string)
+	Logger *slog.Logger // nil: slog.Default()
+	Clock  Clock        // nil: the system's
 	// Fault, when set, is called at every named step of every operation; a test
 	// makes it stop the world there. Nil in production.
 	Fault func(step string)
@@ -108,6 +111,9 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	if o.Fault == nil {
 		o.Fault = func(string) {}
+	}
+	if o.Ended == nil {
+		o.Ended = func(string) {}
 	}
 	if o.Limits.MinFreeMB == 0 {
 		o.Limits.MinFreeMB = 256

@@ -221,7 +221,7 @@ func (d *Daemon) remove() {
 	if d.t.Failed() {
 		d.t.Logf("log of the daemon on %s:\n%s", d.Data, d.Log())
 	}
-	if left := Purge(ctx, d.Data); len(left) > 0 {
+	if left := Withdraw(ctx, d.Data); len(left) > 0 {
 		d.t.Errorf("the daemon on %s left behind:\n%s", d.Data, strings.Join(left, "\n"))
 	}
 }
@@ -240,14 +240,14 @@ func (d *Daemon) deleteAll(ctx context.Context) {
 	}
 }
 
-// Purge ends everything that a daemon keeps alive, as `holdfast down --purge`
-// does for people, and gives what is left of it after all.
-func Purge(ctx context.Context, data string) []string {
+// Withdraw takes a daemon and what it keeps alive off the machine, as `holdfast
+// down --sandboxes` does for people, and gives what is left of it after all.
+func Withdraw(ctx context.Context, data string) []string {
 	var left []string
-	purge := exec.CommandContext(ctx, Binary(), "down", "--data", data, "--purge") //nolint:gosec // the binary under test
-	purge.Env = environment()
-	if out, err := purge.CombinedOutput(); err != nil {
-		left = append(left, fmt.Sprintf("down --purge: %v: %s", err, out))
+	down := exec.CommandContext(ctx, Binary(), "down", "--data", data, "--sandboxes") //nolint:gosec // the binary under test
+	down.Env = environment()
+	if out, err := down.CombinedOutput(); err != nil {
+		left = append(left, fmt.Sprintf("down --sandboxes: %v: %s", err, out))
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		found := Leftovers(data)

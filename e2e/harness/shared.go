@@ -95,7 +95,7 @@ func Finish() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	left := Purge(ctx, shared.data)
+	left := Withdraw(ctx, shared.data)
 	if err := os.RemoveAll(shared.data); err != nil {
 		left = append(left, err.Error())
 	}

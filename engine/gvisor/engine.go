@@ -168,6 +168,12 @@ func (e *Engine) Close() error {
 	return nil
 }
 
+// Destroy closes the engine and removes what it keeps on the machine for all
+// instances together. There must be none.
+func (e *Engine) Destroy() error {
+	return errors.Join(e.Close(), e.groups.Remove())
+}
+
 // List implements engine.Engine.
 func (e *Engine) List(context.Context) ([]string, error) {
 	ids, err := e.groups.List()

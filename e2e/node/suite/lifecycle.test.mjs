@@ -55,7 +55,7 @@ test('setTimeout moves the deadline both ways, and the sandbox ends at it', asyn
   await sandbox.setTimeout(1_000)
   await until('the sandbox ended', async () => !(await sandbox.isRunning()))
   await assert.rejects(sandbox.getInfo(), sdk.NotFoundError)
-  await assert.rejects(sandbox.commands.run('true'), sdk.TimeoutError)
+  await assert.rejects(sandbox.commands.run('true'), sdk.NotFoundError)
 })
 
 test('a sandbox created with a short timeout ends by itself', async () => {

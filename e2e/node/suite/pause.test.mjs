@@ -91,7 +91,7 @@ test('without autoResume traffic does not wake', async () => {
   assert.equal(answer.status, 502)
   assert.deepEqual(answer.json(), { sandboxId: sandbox.sandboxId, message: 'The sandbox was not found', code: 502 })
   assert.equal(await state(sandbox), 'paused')
-  await assert.rejects(sandbox.commands.run('true'), sdk.TimeoutError)
+  await assert.rejects(sandbox.commands.run('true'), sdk.NotFoundError)
 })
 
 test('a pause without memory keeps files and starts anew', async () => {

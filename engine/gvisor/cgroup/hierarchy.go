@@ -114,6 +114,17 @@ func (p *Parent) delegate(h *hierarchy) []string {
 	return on
 }
 
+// Remove deletes the parent group, which must have no groups in it.
+func (p *Parent) Remove() error {
+	var errs []error
+	for _, h := range p.trees {
+		if err := removeDir(filepath.Join(h.root, p.name)); err != nil {
+			errs = append(errs, fmt.Errorf("remove cgroup: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Missing tells which limits are not enforced on this machine, and why.
 func (p *Parent) Missing() map[string]string { return p.missing }
 
