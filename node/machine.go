@@ -54,6 +54,7 @@ func (n *Node) bringUp(ctx context.Context, r *record) (s started, err error) {
 		s.depth, s.reason = sandbox.DepthTemplate, fmt.Sprintf("its files (layer %s) are missing", r.Upper)
 		r.Upper, r.Image = up, ""
 	}
+	start := time.Now()
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.mount(gctx, r) })
 	g.Go(func() (err error) {
@@ -82,11 +83,13 @@ func (n *Node) bringUp(ctx context.Context, r *record) (s started, err error) {
 		return s, fmt.Errorf("set up %s: %w", thing(r.ID), err)
 	}
 	r.Slot = s.addr.Slot
+	prepared := time.Now()
 	n.step("up.prepared")
 
 	if imageErr == nil {
 		imageErr = n.restore(ctx, r, manifest, s.addr)
 		if imageErr == nil {
+			n.log.Debug("up", "sandbox", r.ID, "prepare", prepared.Sub(start), "restore", time.Since(prepared))
 			n.step("up.restored")
 			return s, nil
 		}
@@ -110,10 +113,12 @@ func (n *Node) bringUp(ctx context.Context, r *record) (s started, err error) {
 }
 
 func (n *Node) restore(ctx context.Context, r *record, m snapshot.Manifest, at network.Endpoint) error {
+	start := time.Now()
 	_, err := n.engine.Restore(ctx, n.spec(r, at, m.Memory.Runtime), filepath.Join(n.image(r.Image), memoryDir))
 	if err != nil {
 		return err
 	}
+	n.log.Debug("restored", "sandbox", r.ID, "took", time.Since(start))
 	if err := n.ready(ctx, r, restoredReady); err != nil {
 		return errors.Join(err, n.engine.Kill(ctx, r.instance()))
 	}
