@@ -59,6 +59,7 @@ func (s *Server) authorised(next http.Handler) http.Handler {
 			if isRPC(r.URL.Path) {
 				_ = failure.Write(w, r, connect.NewError(code, err)) // the client has left if this fails
 			} else {
+				files.Drain(r)
 				files.Fail(w, status, err.Error())
 			}
 		}

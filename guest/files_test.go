@@ -311,8 +311,20 @@ func TestUploadOnFullDisk(t *testing.T) {
 	must(t, syscall.Mount("tmpfs", small, "tmpfs", 0, "size=64k,mode=0777"))
 	t.Cleanup(func() { must(t, syscall.Unmount(small, syscall.MNT_DETACH)) })
 	// The guest is in this mount namespace, so it sees the mount.
-	big := bytes.NewReader(make([]byte, 1<<20))
+	big := bytes.NewReader(make([]byte, 16<<20))
 	s.request(t, "POST", at(small+"/big"), big, "Content-Type", octets).wantError(t, "full disk", 507)
+	// Whoever sends much gets to hear why it was not taken, instead of a reset.
+	for what, headers := range map[string][]string{
+		"wrong token":  {"X-Access-Token", "wrong"},
+		"unknown user": {"Authorization", "Basic Z2hvc3Q6"},
+		"wrong kind":   {"Content-Type", "text/plain"},
+	} {
+		body := bytes.NewReader(make([]byte, 16<<20))
+		a := s.request(t, "POST", at("big"), body, headers...)
+		if a.status != 401 && a.status != 400 {
+			t.Errorf("%s: answer is %d %s", what, a.status, a.body)
+		}
+	}
 }
 
 func TestLargeFileRoundTrip(t *testing.T) {

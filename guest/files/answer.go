@@ -2,6 +2,7 @@ package files
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 
 	"connectrpc.com/connect"
@@ -15,6 +16,16 @@ func Fail(w http.ResponseWriter, status int, message string) {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
 	}{status, message})
+}
+
+// drainLimit is how much of a body nobody wants is still read, in bytes.
+const drainLimit = 1 << 30
+
+// Drain reads what is left of a request's body. A server that answers and closes
+// in the middle of an upload resets the connection, and the client sees that
+// instead of the answer.
+func Drain(r *http.Request) {
+	_, _ = io.CopyN(io.Discard, r.Body, drainLimit)
 }
 
 func answer(w http.ResponseWriter, status int, body any) {

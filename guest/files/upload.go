@@ -27,16 +27,22 @@ type Written struct {
 // Upload serves POST /files: one file as the body, or many as multipart parts.
 func (s *Service) Upload(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	u, ok := s.userOf(w, r, query.Get("username"))
-	if !ok {
+	u := account.FromContext(r.Context())
+	var err error
+	if name := query.Get("username"); name != "" {
+		u, err = s.accounts.Lookup(name)
+	}
+	if err != nil {
+		Drain(r)
+		Fail(w, http.StatusUnauthorized, err.Error())
 		return
 	}
 	up := &upload{service: s, user: u, seen: map[string]bool{}}
-	var err error
 	if up.metadata, err = metadataOf(r.Header); err == nil {
 		err = up.receive(r, query.Get("path"))
 	}
 	if err != nil {
+		Drain(r)
 		fail(w, up.path, err)
 		return
 	}
