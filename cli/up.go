@@ -88,7 +88,7 @@ func (a *app) ensureDaemon(cmd *cobra.Command, cfg *config.Config, c *client.Cli
 		return nil
 	}
 	var wrong []error
-	for _, f := range doctor.This(cfg.Data).Check(ctx) {
+	for _, f := range doctor.This(cfg.Data).Check() {
 		if f.Severity == sandbox.Problem {
 			wrong = append(wrong, &sandbox.Error{Kind: sandbox.Unsupported, Thing: strings.TrimSpace(f.Check + " " + f.Thing), Reason: f.Reason, Next: f.Next})
 		}
