@@ -131,8 +131,11 @@ func (a *app) startDaemon(ctx context.Context, flags *pflag.FlagSet, cfg *config
 	if err := child.Start(); err != nil {
 		return 0, fmt.Errorf("daemon: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- child.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		_ = child.Wait() // its log says more than its exit code
+		close(ended)
+	}()
 
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
@@ -224,7 +227,7 @@ func (a *app) ensureBootstrap(ctx context.Context, install bool) error {
 	}
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
-		return nil //nolint:nilerr // not a Debian: the import says what else is possible
+		return nil // not a Debian: the import says what else is possible
 	}
 	if !install {
 		return errors.New("mmdebstrap is missing, which makes the base template; apt-get install mmdebstrap, or set templates.base to an image")

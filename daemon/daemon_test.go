@@ -132,13 +132,13 @@ func TestListenAddressInUse(t *testing.T) {
 func TestStreamsEndWhenTheDaemonStops(t *testing.T) {
 	stopping, stop := context.WithCancel(context.Background())
 	began := make(chan struct{})
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		r, cancel := endWith(stopping, r)
 		defer cancel()
 		close(began)
 		<-r.Context().Done()
-		ended <- r.Context().Err()
+		close(ended)
 	}))
 	defer srv.Close()
 	go func() {
@@ -152,8 +152,8 @@ func TestStreamsEndWhenTheDaemonStops(t *testing.T) {
 	}()
 	<-began
 	select {
-	case err := <-ended:
-		t.Fatalf("it ended by itself: %v", err)
+	case <-ended:
+		t.Fatal("it ended by itself")
 	default:
 	}
 	stop()
