@@ -70,7 +70,7 @@ func (a *app) examine(cmd *cobra.Command, repair bool) ([]v1.Finding, error) {
 		return nil, err // only the daemon knows what is a leftover
 	}
 	list := []v1.Finding{{Check: "daemon", Severity: string(sandbox.Problem), Thing: e.Thing, Reason: e.Reason, Next: e.Next}}
-	for _, f := range doctor.This(cfg.Data).Check(cmd.Context()) {
+	for _, f := range doctor.This(cfg.Data).Check() {
 		list = append(list, v1.Finding{Check: f.Check, Severity: string(f.Severity), Thing: f.Thing, Reason: f.Reason, Next: f.Next})
 	}
 	return list, nil

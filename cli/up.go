@@ -88,7 +88,7 @@ func (a *app) ensureDaemon(cmd *cobra.Command, cfg *config.Config, c *client.Cli
 		return nil
 	}
 	var wrong []error
-	for _, f := range doctor.This(cfg.Data).Check(ctx) {
+	for _, f := range doctor.This(cfg.Data).Check() {
 		if f.Severity == sandbox.Problem {
 			wrong = append(wrong, &sandbox.Error{Kind: sandbox.Unsupported, Thing: strings.TrimSpace(f.Check + " " + f.Thing), Reason: f.Reason, Next: f.Next})
 		}
@@ -131,8 +131,11 @@ func (a *app) startDaemon(ctx context.Context, flags *pflag.FlagSet, cfg *config
 	if err := child.Start(); err != nil {
 		return 0, fmt.Errorf("daemon: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- child.Wait() }()
+	ended := make(chan struct{})
+	go func() {
+		_ = child.Wait() // its log says more than its exit code
+		close(ended)
+	}()
 
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
@@ -224,7 +227,7 @@ func (a *app) ensureBootstrap(ctx context.Context, install bool) error {
 	}
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
-		return nil //nolint:nilerr // not a Debian: the import says what else is possible
+		return nil // not a Debian: the import says what else is possible
 	}
 	if !install {
 		return errors.New("mmdebstrap is missing, which makes the base template; apt-get install mmdebstrap, or set templates.base to an image")

@@ -204,7 +204,7 @@ func (c *Client) unreachable(err error) error {
 }
 
 func get[T any](ctx context.Context, c *Client, path string, query url.Values) (*T, error) {
-	res, err := c.send(ctx, http.MethodGet, path, query, nil, "")
+	res, err := c.send(ctx, http.MethodGet, path, query, nil, "") //nolint:bodyclose // read closes it
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func get[T any](ctx context.Context, c *Client, path string, query url.Values) (
 }
 
 func post[T any](ctx context.Context, c *Client, path string, body any) (*T, error) {
-	res, err := c.sendJSON(ctx, path, body)
+	res, err := c.sendJSON(ctx, path, body) //nolint:bodyclose // read closes it
 	if err != nil {
 		return nil, err
 	}

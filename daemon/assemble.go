@@ -168,8 +168,8 @@ func (p *parts) close() error {
 func (p *parts) handler(stopping context.Context) http.Handler {
 	own := v1.New(v1.Options{
 		Backend: p.node, Keys: keyring{p.keys}, Status: p.status, Logger: p.log.With("part", "v1"),
-		Checks: func(ctx context.Context) []sandbox.Finding {
-			findings := doctor.This(p.cfg.Data).Check(ctx)
+		Checks: func(context.Context) []sandbox.Finding {
+			findings := doctor.This(p.cfg.Data).Check()
 			for _, problem := range p.network.Check() {
 				findings = append(findings, sandbox.Finding{Check: "network", Severity: sandbox.Problem, Reason: problem.What, Next: problem.Next})
 			}

@@ -54,12 +54,12 @@ func Run(ctx context.Context, cfg *config.Config, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer listener.Close() //nolint:errcheck // closed by the server already, or of no use any more
+	defer listener.Close() // by the server already, unless it never came to serve
 	socket, err := listenUnix(ctx, cfg.Socket(), cfg.SocketGroup)
 	if err != nil {
 		return err
 	}
-	defer socket.Close() //nolint:errcheck // as above
+	defer socket.Close()
 
 	p, err := assemble(ctx, cfg, o.Logger)
 	if err != nil {

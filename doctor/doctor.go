@@ -4,8 +4,6 @@
 package doctor
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,10 +40,10 @@ const (
 )
 
 // Check gives a finding for each thing looked at, good ones too.
-func (m Machine) Check(ctx context.Context) []sandbox.Finding {
+func (m Machine) Check() []sandbox.Finding {
 	return []sandbox.Finding{
 		m.user(), m.architecture(), m.kernel(), m.overlay(), m.namespaces(), m.forwarding(), m.cgroups(),
-		m.data(), m.memory(), m.bootstrap(ctx),
+		m.data(), m.memory(), m.bootstrap(),
 	}
 }
 
@@ -79,7 +77,7 @@ func (m Machine) kernel() sandbox.Finding {
 	release := m.read("/proc/sys/kernel/osrelease")
 	parts := strings.FieldsFunc(release, func(r rune) bool { return r < '0' || r > '9' })
 	if len(parts) < 2 {
-		return finding("kernel", sandbox.Warning, release, "", "version cannot be told; %d.%d or later is needed", minKernelMajor, minKernelMinor)
+		return finding("kernel", sandbox.Warning, release, "look at uname -r", "version cannot be told; %d.%d or later is needed", minKernelMajor, minKernelMinor)
 	}
 	major, _ := strconv.Atoi(parts[0])
 	minor, _ := strconv.Atoi(parts[1])
@@ -180,19 +178,15 @@ func (m Machine) memory() sandbox.Finding {
 		}
 		return finding("memory", sandbox.OK, "", "", "%d MiB available", kb>>10)
 	}
-	return finding("memory", sandbox.Warning, "/proc/meminfo", "", "does not say how much is available")
+	return finding("memory", sandbox.Warning, "/proc/meminfo", "look at free -m", "does not say how much is available")
 }
 
 // bootstrap looks for what makes the base template where no registry answers.
-func (m Machine) bootstrap(ctx context.Context) sandbox.Finding {
+func (m Machine) bootstrap() sandbox.Finding {
 	path, err := exec.LookPath("mmdebstrap")
 	if err != nil {
 		return finding("bootstrap", sandbox.Warning, "mmdebstrap", "apt-get install mmdebstrap",
 			"is not installed; base and debootstrap:// templates can then only come from images")
 	}
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	if err != nil {
-		return finding("bootstrap", sandbox.Warning, path, "apt-get install --reinstall mmdebstrap", "does not run: %v", err)
-	}
-	return finding("bootstrap", sandbox.OK, path, "", "%s", bytes.TrimSpace(out))
+	return finding("bootstrap", sandbox.OK, path, "", "is installed")
 }

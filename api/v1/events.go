@@ -74,7 +74,7 @@ func (s *server) follow(w http.ResponseWriter, c *call, rec sandbox.Recorder, id
 			return nil
 		case <-beat.C:
 			if _, err := w.Write([]byte("\n")); err != nil {
-				return nil //nolint:nilerr // the client is gone: nobody to tell
+				return nil // the client is gone: nobody to tell
 			}
 			_ = http.NewResponseController(w).Flush()
 		case <-tick.C:
@@ -82,7 +82,7 @@ func (s *server) follow(w http.ResponseWriter, c *call, rec sandbox.Recorder, id
 		_, err := s.Backend.Get(c.Context(), id)
 		gone = sandbox.IsKind(err, sandbox.NotFound)
 		if list, err = rec.Events(c.Context(), id, sandbox.EventOptions{Since: since}); err != nil {
-			return nil //nolint:nilerr // its history went with the sandbox, or the daemon stops: the stream ends
+			return nil // its history went with the sandbox, or the daemon stops: the stream ends
 		}
 	}
 }

@@ -433,7 +433,7 @@ func TestFollowEndsWithTheSandbox(t *testing.T) {
 	srv := httptest.NewUnstartedServer(r.handler)
 	srv.Start()
 	defer srv.Close()
-	req, err := http.NewRequestWithContext(t.Context(), "GET", srv.URL+"/v1/sandboxes/"+sb.ID+"/events?follow=1", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/v1/sandboxes/"+sb.ID+"/events?follow=1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
