@@ -166,7 +166,7 @@ func copyFile(t *testing.T, from, to string) {
 func TestWithoutControlGroups(t *testing.T) {
 	t.Parallel()
 	d := harness.Start(t, harness.Options{
-		Wrap:     []string{"unshare", "--mount", "sh", "-c", `mount -t tmpfs none /sys/fs/cgroup && exec "$@"`, "sh"},
+		Wrap:     []string{"unshare", "--mount", "sh", "-c", `umount --recursive /sys/fs/cgroup && exec "$@"`, "sh"},
 		Template: harness.Small,
 	})
 	sb := d.Create(v1.CreateRequest{})

@@ -135,7 +135,7 @@ func wantState(t *testing.T, d *harness.Daemon, ref, want string) {
 			return
 		}
 	}
-	t.Errorf("sandbox %s is %q, want %q", ref, got, want)
+	t.Errorf("sandbox %s is %q, want %q: %s", ref, got, want, d.Holdfast("inspect", ref).Out)
 }
 
 // usable wants the sandbox at rest, and its file where it was; or, if it may be
@@ -199,7 +199,7 @@ func TestReboot(t *testing.T) {
 	d.Kill()
 	reboot(t, d.Data)
 	d.Up()
-	eventually(t, "the running sandbox runs again", func() bool { return state(t, d, running.ID) == "running" })
+	wantState(t, d, running.ID, "running")
 	if got := d.Sh(running, "cat /home/user/kept"); got != "kept\n" {
 		t.Errorf("the running sandbox's file says %q", got)
 	}
@@ -234,7 +234,7 @@ func reboot(t *testing.T, data string) {
 	}
 	eventually(t, "all processes are gone", func() bool { return len(harness.Processes(data)) == 0 })
 	run := "/run/holdfast/" + network.InstanceOf(data)
-	for _, item := range harness.Leftovers(data) {
+	for _, item := range slices.Backward(harness.Leftovers(data)) { // mounts within mounts come later
 		kind, thing, _ := strings.Cut(item, " ")
 		var err error
 		switch kind {

@@ -192,7 +192,10 @@ func (n *Node) come(ctx context.Context, e *entry, r *record) (*record, started,
 		return r, s, err
 	}
 	created := r.State == sandbox.Creating
-	r.State, r.Image, r.Reason, r.PausedAt = sandbox.Running, "", s.reason, time.Time{}
+	if s.depth == sandbox.DepthMemory || s.reason != "" {
+		r.Reason = s.reason
+	}
+	r.State, r.Image, r.PausedAt = sandbox.Running, "", time.Time{}
 	if !created || s.reason != "" {
 		r.Recovered = s.depth
 	}

@@ -191,6 +191,7 @@ func (n *Node) resume(ctx context.Context, e *entry, timeout time.Duration, file
 	if filesOnly {
 		stale, r.Image = r.Image, ""
 	}
+	r.Reason = whyFiles(old, filesOnly, why)
 	r.StartedAt = n.now()
 	r.EndAt = r.StartedAt.Add(timeout)
 	r, s, err := n.come(ctx, e, r)
@@ -212,6 +213,20 @@ func (n *Node) resume(ctx context.Context, e *entry, timeout time.Duration, file
 		"depth": string(s.depth), "ms": strconv.FormatInt(time.Since(start).Milliseconds(), 10),
 	})
 	return nil
+}
+
+// whyFiles is the reason for a sandbox's return without its memory, "" where it
+// is not to be expected or was asked for.
+func whyFiles(old *record, asked bool, why string) string {
+	switch {
+	case asked || old.Image != "":
+		return ""
+	case old.Reason != "":
+		return old.Reason // why it failed
+	case old.State == sandbox.Paused:
+		return "it was paused without its memory"
+	}
+	return why
 }
 
 // Route gives the way to a sandbox's ports, waking it when its lifecycle allows.

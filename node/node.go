@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -121,6 +122,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{
 		data: o.Data, journal: o.Journal, engine: o.Engine, files: o.Files, network: o.Network, guest: o.Guest,
 		tokens: o.Tokens, limits: o.Limits, log: o.Logger, clock: o.Clock, fault: o.Fault, opts: o,
+		boot:      make(chan struct{}, max(2, runtime.NumCPU())),
 		sandboxes: map[string]*entry{}, templates: map[string]*template{}, names: map[string]string{}, reserved: map[string]*record{},
 	}
 	n.started = n.now()

@@ -203,7 +203,8 @@ func (e *Engine) Update(_ context.Context, id string, r engine.Resources) error 
 
 // Stats implements engine.Engine.
 func (e *Engine) Stats(_ context.Context, id string) (engine.Stats, error) {
-	if _, err := e.alive(id); err != nil {
+	in, err := e.alive(id)
+	if err != nil {
 		return engine.Stats{}, err
 	}
 	s, err := e.groups.Group(id).Stats()
@@ -211,6 +212,7 @@ func (e *Engine) Stats(_ context.Context, id string) (engine.Stats, error) {
 		return engine.Stats{}, fmt.Errorf("stats of instance %s: %w", id, err)
 	}
 	return engine.Stats{
+		PID: in.Sandbox.PID, Runtime: in.Runtime,
 		Time: time.Now(), CPUTime: s.CPUTime, MemoryBytes: s.MemoryBytes,
 		MemoryPeak: s.MemoryPeak, PIDs: s.PIDs, OOMKills: s.OOMKills,
 	}, nil
