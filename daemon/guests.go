@@ -39,7 +39,7 @@ func (g *guests) Ready(ctx context.Context, addr netip.Addr) error {
 
 func (g *guests) Init(ctx context.Context, addr netip.Addr, id node.Identity) error {
 	now := time.Now()
-	return g.at(addr, "").Init(ctx, client.InitRequest{
+	return g.at(addr, "").WaitInit(ctx, client.InitRequest{
 		Hostname: id.Hostname, MachineID: id.MachineID, AccessToken: id.Token, EnvVars: id.Env,
 		DefaultUser: id.User, DefaultWorkdir: id.Workdir, Timestamp: &now,
 	})

@@ -29,7 +29,8 @@ type Network interface {
 type Guest interface {
 	// Ready returns once the guest at addr answers.
 	Ready(ctx context.Context, addr netip.Addr) error
-	// Init delivers identity; after every start, restore and thaw.
+	// Init waits until the guest answers and delivers identity; after every start,
+	// restore and thaw.
 	Init(ctx context.Context, addr netip.Addr, id Identity) error
 	// Prepare flushes and drops identity before a checkpoint.
 	Prepare(ctx context.Context, addr netip.Addr) error

@@ -140,13 +140,13 @@ func (n *Node) coldStart(ctx context.Context, r *record, at network.Endpoint) er
 func (n *Node) ready(ctx context.Context, r *record, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	if r.State != pooled {
+		return n.identify(ctx, r)
+	}
 	if err := n.guest.Ready(ctx, n.network.Addr(r.Slot)); err != nil {
 		return fmt.Errorf("guest does not answer: %w", err)
 	}
-	if r.State == pooled {
-		return nil
-	}
-	return n.identify(ctx, r)
+	return nil
 }
 
 func (n *Node) identify(ctx context.Context, r *record) error {
