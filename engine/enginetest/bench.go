@@ -64,11 +64,14 @@ func benchMemory(b *testing.B, open func(testing.TB, string) engine.Engine, mb i
 					b.Fatal(err)
 				}
 			})
+			if s, err := w.Stats(w.Context(), g.Spec.ID); err == nil {
+				cpu.sum += s.CPUTime
+				cpu.n++
+			}
 			eventually(b, "pid 1 answers", func() error { _, err := g.try("/count"); return err })
 		})
-		if s, err := w.Stats(w.Context(), g.Spec.ID); err == nil {
-			cpu.sum += s.CPUTime
-			cpu.n++
+		if err := w.Loaded(w.Context(), g.Spec.ID); err != nil {
+			b.Fatal(err)
 		}
 		os.RemoveAll(dir)
 	}
