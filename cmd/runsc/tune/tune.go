@@ -4,6 +4,7 @@ package tune
 
 import (
 	"math"
+	"runtime"
 	"runtime/debug"
 	"time"
 	_ "unsafe" // for go:linkname
@@ -42,5 +43,11 @@ func deferCollection() {
 var temporary int
 
 // keepProcs makes gVisor's changes of GOMAXPROCS come out negative, in which case
-// the Go runtime ignores them. It knows the number of cpus itself, cgroup included.
-func keepProcs() { temporary = math.MinInt32 }
+// the Go runtime ignores them. The driver has set it in the environment.
+//
+// Once it is set explicitly, the runtime no longer looks every second for a new
+// number of cpus, which the seccomp filter answers with death.
+func keepProcs() {
+	temporary = math.MinInt32
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+}
