@@ -51,7 +51,7 @@ func TestConfinement(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ours, _ := os.Readlink("/proc/self/ns/" + ns); theirs == ours {
+			if ours, _ := os.Readlink("/proc/1/ns/" + ns); theirs == ours {
 				t.Errorf("%s shares the host's %s namespace", p.name, ns)
 			}
 		}
