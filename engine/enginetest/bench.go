@@ -70,9 +70,6 @@ func benchMemory(b *testing.B, open func(testing.TB, string) engine.Engine, mb i
 			}
 			eventually(b, "pid 1 answers", func() error { _, err := g.try("/count"); return err })
 		})
-		if err := w.Loaded(w.Context(), g.Spec.ID); err != nil {
-			b.Fatal(err)
-		}
 		os.RemoveAll(dir)
 	}
 	for _, t := range []*watch{save, kill, restore, answer, cpu} {

@@ -92,8 +92,6 @@ func (d *driver) serve(r wire.Request) {
 		err = save(r.Dir, r.Save.Image)
 	case wire.Thaw:
 		err = thaw(r.Dir)
-	case wire.Loaded:
-		err = loaded(r.Dir)
 	case wire.Status:
 		reply.Status, reply.Known = d.status(r.PID)
 	case wire.Warm:
