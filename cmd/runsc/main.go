@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-run/holdfast/cmd/runsc/driver"
 	_ "github.com/holdfast-run/holdfast/cmd/runsc/early"
 	"github.com/holdfast-run/holdfast/cmd/runsc/filters"
+	"github.com/holdfast-run/holdfast/cmd/runsc/tune"
 )
 
 func main() {
@@ -21,6 +22,7 @@ func main() {
 		driver.Main()
 		return
 	}
+	tune.Process()
 	filters.Load()
 	maincli.Main()
 }

@@ -64,12 +64,12 @@ func benchMemory(b *testing.B, open func(testing.TB, string) engine.Engine, mb i
 					b.Fatal(err)
 				}
 			})
+			if s, err := w.Stats(w.Context(), g.Spec.ID); err == nil {
+				cpu.sum += s.CPUTime
+				cpu.n++
+			}
 			eventually(b, "pid 1 answers", func() error { _, err := g.try("/count"); return err })
 		})
-		if s, err := w.Stats(w.Context(), g.Spec.ID); err == nil {
-			cpu.sum += s.CPUTime
-			cpu.n++
-		}
 		os.RemoveAll(dir)
 	}
 	for _, t := range []*watch{save, kill, restore, answer, cpu} {

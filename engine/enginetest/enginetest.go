@@ -51,3 +51,11 @@ func Run(t *testing.T, open func(t testing.TB, dir string) engine.Engine) {
 		t.Run(c.name, func(t *testing.T) { c.test(newWorld(t, open)) })
 	}
 }
+
+// StartOne starts an instance for a test of one implementation's own promises. It
+// answers when StartOne returns and is killed at the end of the test.
+func StartOne(t testing.TB, open func(t testing.TB, dir string) engine.Engine) (engine.Engine, engine.Instance) {
+	w := newWorld(t, open)
+	g := w.start(w.spec(w.root()))
+	return w.Engine, g.Instance
+}

@@ -25,8 +25,6 @@ type record struct {
 	Boot    string    `json:"boot"` // the host's boot id: after a reboot nothing is alive
 	Sandbox process   `json:"sandbox"`
 	Gofer   process   `json:"gofer"`
-	// Restored from an image, as opposed to started cold.
-	Restored bool `json:"restored"`
 	// OOMKills of the group when it began: more of them later mean out of memory.
 	OOMKills int64 `json:"oom_kills"`
 }

@@ -80,7 +80,7 @@ func (e *Engine) launch(ctx context.Context, s engine.Spec, image string) (_ eng
 	if err != nil {
 		return engine.Instance{}, err
 	}
-	r := record{ID: s.ID, Runtime: s.Runtime, Started: time.Now(), Boot: bootID(), Restored: image != "", OOMKills: group.OOMKills()}
+	r := record{ID: s.ID, Runtime: s.Runtime, Started: time.Now(), Boot: bootID(), OOMKills: group.OOMKills()}
 	reply, err := e.drive(ctx, rt, s.ID, wire.Request{Op: wire.Launch, Dir: dir, Launch: &wire.LaunchParams{
 		ID:       s.ID,
 		Platform: e.caps.Platform,

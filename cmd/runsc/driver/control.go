@@ -62,15 +62,6 @@ func restore(ctl *urpc.Client, image string) error {
 	return nil
 }
 
-func loaded(dir string) error {
-	ctl, err := connect(dir)
-	if err != nil {
-		return err
-	}
-	defer ctl.Close()
-	return ctl.Call(boot.ContMgrWaitRestore, nil, nil)
-}
-
 // save freezes an instance and writes its image, on stable storage in the end. The
 // instance stays frozen, unless this fails.
 func save(dir, image string) (err error) {

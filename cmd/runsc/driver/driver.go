@@ -12,9 +12,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -27,6 +29,7 @@ import (
 
 // Main serves the engine at wire.SocketFD until it goes away.
 func Main() {
+	inheritNothing()
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
 	f := os.NewFile(wire.SocketFD, "engine")
 	conn, err := net.FileConn(f)
@@ -35,7 +38,6 @@ func Main() {
 		os.Exit(2)
 	}
 	f.Close()
-	unix.CloseOnExec(wire.LockFD) // held for as long as this process lives
 	// The kernel maps application memory in large steps, locked: see gVisor's
 	// sandbox.createSandboxProcess. Children inherit the limit.
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
@@ -49,6 +51,24 @@ func Main() {
 			os.Exit(0)
 		}
 		go d.serve(r)
+	}
+}
+
+// inheritNothing makes every descriptor that this process was started with close
+// on exec: the lock, the stream, and whatever the daemon's own parents left open.
+func inheritNothing() {
+	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	entries, err := os.ReadDir("/proc/self/fd") // before Linux 5.11
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "runsc driver: cannot see own descriptors: %v\n", err)
+		os.Exit(2)
+	}
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
 	}
 }
 
@@ -72,8 +92,6 @@ func (d *driver) serve(r wire.Request) {
 		err = save(r.Dir, r.Save.Image)
 	case wire.Thaw:
 		err = thaw(r.Dir)
-	case wire.Loaded:
-		err = loaded(r.Dir)
 	case wire.Status:
 		reply.Status, reply.Known = d.status(r.PID)
 	case wire.Warm:

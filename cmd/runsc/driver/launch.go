@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"syscall"
 
@@ -180,7 +181,7 @@ func prepare(conf *configuration, dir string, p wire.LaunchParams) (_ *pair, err
 	gofer.Donate("mounts-fd", resolver)
 	gofer.Donate("rpc-fd", asker)
 	gofer.Donate("io-fds", goferIO...)
-	g := conf.command("runsc-gofer")
+	g := conf.command("runsc-gofer", goferProcs)
 	g.Stderr = panics
 	g.Args = append(g.Args, "gofer", "--bundle="+dir, "--gofer-mount-confs="+mounts.String())
 	conf.donateFilters(g, gofer.Transfer(g, 3))
@@ -193,7 +194,11 @@ func prepare(conf *configuration, dir string, p wire.LaunchParams) (_ *pair, err
 	after.Donate("controller-fd", socket)
 	after.Donate("spec-fd", sandboxSpec)
 	after.Donate("stdio-fds", nothing, printed, printed)
-	s := conf.command("runsc-sandbox")
+	procs := runtime.NumCPU()
+	if p.CPUs > 0 {
+		procs = min(procs, p.CPUs)
+	}
+	s := conf.command("runsc-sandbox", procs)
 	next := before.Transfer(s, 3)
 	s.Args = append(s.Args, "boot", "--bundle="+dir, "--gofer-mount-confs="+mounts.String(), "--apply-caps", "--setup-root",
 		"--total-host-memory="+strconv.FormatUint(host, 10), "--total-memory="+strconv.FormatUint(nonzero(p.Memory, host), 10))
@@ -212,12 +217,15 @@ func nonzero(n, otherwise uint64) uint64 {
 	return n
 }
 
+// goferProcs is enough for a gofer, which opens files now and then.
+const goferProcs = 2
+
 // command gives this program to be run as the root of a user namespace in which
-// every user is himself.
-func (c *configuration) command(name string) *exec.Cmd {
+// every user is himself, on so many cpus at a time.
+func (c *configuration) command(name string, procs int) *exec.Cmd {
 	cmd := exec.Command(specutils.ExePath, c.flags...)
 	cmd.Args[0] = name
-	cmd.Env = []string{}
+	cmd.Env = []string{"GOMAXPROCS=" + strconv.Itoa(procs)}
 	everybody := []syscall.SysProcIDMap{{Size: 1<<32 - 1}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:      true, // instances outlive the driver and get none of its signals

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/unet"
@@ -48,10 +50,15 @@ func connect(dir string) (*urpc.Client, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("%w: control socket: %w", errGone, err)
 	}
+	// gVisor's socket has an event descriptor beside fd that a process started
+	// meanwhile would inherit, and that process is another instance's.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	s, err := unet.NewSocket(fd)
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
+	unix.CloseOnExec(int(reflect.ValueOf(s).Elem().FieldByName("efd").FieldByName("fd").Int()))
 	return urpc.NewClient(s), nil
 }

@@ -14,7 +14,6 @@ const (
 	Launch = "launch" // start or restore: Request.Launch
 	Save   = "save"   // freeze and save: Request.Save
 	Thaw   = "thaw"   // let a frozen one go on
-	Loaded = "loaded" // wait until a restored one needs its image no more
 	Status = "status" // the wait status of an ended process: Request.PID
 	Warm   = "warm"   // get ready for Request.Platform; tells the processor's features
 )
