@@ -70,9 +70,15 @@ func TestKilledDaemon(t *testing.T) {
 				return err
 			},
 			done: func(t *testing.T, d *harness.Daemon, _ *client.Sandbox) {
-				if _, err := d.Client.Template(context.Background(), "picture"); err != nil {
-					t.Errorf("the snapshot is gone: %v", err)
+				for s, err := range d.Client.Snapshots(context.Background(), "") {
+					if err != nil {
+						t.Fatal(err)
+					}
+					if slices.Contains(s.Names, "picture") || s.Name == "picture" {
+						return
+					}
 				}
+				t.Error("the snapshot is gone")
 			},
 		},
 	} {

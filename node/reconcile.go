@@ -130,17 +130,12 @@ func (n *Node) settle(ctx context.Context, e *entry) error {
 func (n *Node) adopt(ctx context.Context, e *entry) (bool, error) {
 	r := e.rec.Load().clone()
 	if r.State == sandbox.Resuming {
-		// bringUp may have started one that was not journalled yet.
+		// bringUp may have started one, or half of one, that was not journalled yet.
+		// Whether its guest was ever told who it is, is not known; the image it came
+		// from is intact, so start over from that.
 		next := r.clone()
 		next.Generation++
-		if _, err := n.engine.Adopt(ctx, next.instance()); err == nil {
-			// Whether its guest was ever told who it is, is not known; the image it came
-			// from is intact, so start over from that.
-			if err := n.engine.Kill(ctx, next.instance()); err != nil {
-				return false, err
-			}
-		}
-		return false, nil
+		return false, n.engine.Kill(ctx, next.instance())
 	}
 	_, err := n.engine.Adopt(ctx, r.instance())
 	if errors.Is(err, engine.ErrNotFound) {
