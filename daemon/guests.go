@@ -37,7 +37,14 @@ func (g *guests) Ready(ctx context.Context, addr netip.Addr) error {
 	return g.at(addr, "").WaitReady(ctx)
 }
 
+// initPatience bounds the delivery of an identity. It is tried again until then:
+// on a machine under heavy load a connection may take its time, and giving up
+// means to give up the sandbox's memory.
+const initPatience = 30 * time.Second
+
 func (g *guests) Init(ctx context.Context, addr netip.Addr, id node.Identity) error {
+	ctx, cancel := context.WithTimeout(ctx, initPatience)
+	defer cancel()
 	now := time.Now()
 	return g.at(addr, "").WaitInit(ctx, client.InitRequest{
 		Hostname: id.Hostname, MachineID: id.MachineID, AccessToken: id.Token, EnvVars: id.Env,

@@ -32,9 +32,21 @@ func sysctlIs(path, value string) bool {
 	return err == nil && len(b) > 0 && string(b[:1]) == value
 }
 
+// dump asks the kernel for a list until it is whole: links and routes of this
+// machine change while it is read, by us and by others, and half a list would
+// hide what is there.
+func dump[T any](ask func() ([]T, error)) ([]T, error) {
+	for {
+		list, err := ask()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return list, err
+		}
+	}
+}
+
 // uplinks are the links that default routes leave by.
 func uplinks(h *netlink.Handle) ([]netlink.Link, error) {
-	routes, err := h.RouteList(nil, netlink.FAMILY_V4)
+	routes, err := dump(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

@@ -43,7 +43,9 @@ func chooseSubnet(h *netlink.Handle, instance string, want netip.Prefix) (netip.
 
 // routed lists the destinations of every route and address, default excepted.
 func routed(h *netlink.Handle) ([]netip.Prefix, error) {
-	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

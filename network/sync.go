@@ -150,7 +150,7 @@ func (m *Manager) adopt() error {
 // present lists the slots of which anything is left: link or namespace file.
 func (m *Manager) present() ([]int, error) {
 	found := map[int]bool{}
-	links, err := m.host.LinkList()
+	links, err := dump(m.host.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

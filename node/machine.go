@@ -21,7 +21,7 @@ import (
 // How long a guest may take to answer. A restored one answers in milliseconds; a
 // machine under heavy load needs patience before memory is given up for lost.
 const (
-	restoredReady = 15 * time.Second
+	restoredReady = 60 * time.Second
 	bootedReady   = 60 * time.Second
 )
 
