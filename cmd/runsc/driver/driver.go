@@ -79,7 +79,8 @@ type driver struct {
 	mu    sync.Mutex
 	ended map[int]syscall.WaitStatus // of children, until asked for
 
-	configs configs
+	configs  configs
+	starting sync.Mutex
 }
 
 func (d *driver) serve(r wire.Request) {

@@ -30,6 +30,9 @@ var mounts = specutils.GoferMountConfFlags{
 	{Lower: specutils.Lisafs, Upper: specutils.NoOverlay},
 }
 
+// panicName is what failing processes of an instance print into, in its folder.
+const panicName = "panic.log"
+
 // pair is the two processes of an instance that the host sees.
 type pair struct {
 	sandbox, gofer *exec.Cmd
@@ -55,74 +58,82 @@ func (d *driver) launch(dir string, p wire.LaunchParams) (sandbox, gofer int, er
 			err = explain(dir, err)
 		}
 	}()
-	if err := d.begin(c, p.NetNS); err != nil {
-		return 0, 0, err
-	}
-	pids := []int{c.sandbox.Process.Pid, c.gofer.Process.Pid}
-	// Joining a cgroup waits for the kernel; meanwhile the sandbox boots. User code
-	// runs only after both.
-	var ready errgroup.Group
-	ready.Go(func() error { return join(p.Cgroups, pids) })
-	ready.Go(func() error {
-		if n, err := c.booted.Read(make([]byte, 1)); n != 1 {
-			return fmt.Errorf("the sandbox's kernel failed to boot: %w", err)
-		}
-		return nil
+	var links *boot.CreateLinksAndRoutesArgs
+	var net errgroup.Group
+	net.Go(func() error {
+		var err error
+		links, err = takeLinks(conf.Config, p.NetNS)
+		return err
 	})
-	if err := ready.Wait(); err != nil {
-		return 0, 0, err
+	err = d.begin(c, p)
+	if nerr := net.Wait(); nerr != nil {
+		return 0, 0, errors.Join(err, fmt.Errorf("network: %w", nerr))
 	}
-	if err := joinChildren(p.Cgroups, pids); err != nil {
-		return 0, 0, err
-	}
-	ctl, err := connect(dir)
+	defer closeAll(links.Files)
 	if err != nil {
 		return 0, 0, err
 	}
-	defer ctl.Close()
-	if err := network(ctl, conf.Config, p.NetNS, p.Image != ""); err != nil {
-		return 0, 0, fmt.Errorf("network: %w", err)
-	}
-	if p.Image != "" {
-		err = restore(ctl, p.Image)
-	} else {
-		err = ctl.Call(boot.ContMgrRootContainerStart, &p.ID, nil)
-	}
-	if err != nil {
+	if err := run(dir, p, links); err != nil {
 		return 0, 0, err
 	}
-	return pids[0], pids[1], nil
+	return c.sandbox.Process.Pid, c.gofer.Process.Pid, nil
 }
 
-// begin starts both processes side by side.
-func (d *driver) begin(c *pair, netns string) error {
-	namespaces := []specs.LinuxNamespace{
+// run has a booted kernel take over the network and start or restore processes.
+func run(dir string, p wire.LaunchParams, links *boot.CreateLinksAndRoutesArgs) error {
+	ctl, err := connect(dir)
+	if err != nil {
+		return err
+	}
+	defer ctl.Close()
+	links.IsRestore = p.Image != ""
+	if err := ctl.Call(boot.ContMgrSetNetworkArgs, links, nil); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	if p.Image != "" {
+		return restore(ctl, p.Image)
+	}
+	return ctl.Call(boot.ContMgrRootContainerStart, &p.ID, nil)
+}
+
+// begin starts both processes and returns when the sandbox's kernel has booted and
+// all of them are in their cgroups. Joining those waits for the host's kernel, so it
+// goes beside the booting; user code runs only after both.
+func (d *driver) begin(c *pair, p wire.LaunchParams) error {
+	own := []specs.LinuxNamespace{
 		{Type: specs.UserNamespace}, {Type: specs.IPCNamespace}, {Type: specs.MountNamespace},
 		{Type: specs.UTSNamespace}, {Type: specs.PIDNamespace},
 	}
-	var both errgroup.Group
-	both.Go(func() error {
-		if err := specutils.StartInNS(c.sandbox, append(namespaces[:5:5], specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: netns})); err != nil {
-			return fmt.Errorf("start sandbox: %w", err)
-		}
-		go d.reap(c.sandbox.Process, true)
-		return nil
-	})
-	both.Go(func() error {
-		// The gofer needs no network: an empty namespace of its own.
-		if err := specutils.StartInNS(c.gofer, append(namespaces[:5:5], specs.LinuxNamespace{Type: specs.NetworkNamespace})); err != nil {
-			return fmt.Errorf("start gofer: %w", err)
-		}
-		go d.reap(c.gofer.Process, false)
-		return nil
-	})
-	err := both.Wait()
-	for _, cmd := range []*exec.Cmd{c.sandbox, c.gofer} {
-		for _, f := range cmd.ExtraFiles {
-			f.Close() // the child has its own
-		}
+	var g errgroup.Group
+	begin := func(cmd *exec.Cmd, network specs.LinuxNamespace, remember bool) {
+		g.Go(func() error {
+			err := d.start(cmd, append(own[:len(own):len(own)], network))
+			closeAll(cmd.ExtraFiles) // the child has its own
+			if err != nil {
+				return fmt.Errorf("start %s: %w", cmd.Args[0], err)
+			}
+			go d.reap(cmd.Process, remember)
+			if err := join(p.Cgroups, []int{cmd.Process.Pid}); err != nil {
+				return err
+			}
+			return joinChildren(p.Cgroups, []int{cmd.Process.Pid})
+		})
 	}
-	return err
+	begin(c.sandbox, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: p.NetNS}, true)
+	// The gofer needs no network: an empty namespace of its own.
+	begin(c.gofer, specs.LinuxNamespace{Type: specs.NetworkNamespace}, false)
+	if n, err := c.booted.Read(make([]byte, 1)); n != 1 {
+		return errors.Join(fmt.Errorf("the sandbox's kernel failed to boot: %w", err), g.Wait())
+	}
+	return g.Wait()
+}
+
+// start starts a process, one at a time: the Go library writes the id maps of a
+// new one through descriptors that one started at the same moment would inherit.
+func (d *driver) start(cmd *exec.Cmd, namespaces []specs.LinuxNamespace) error {
+	d.starting.Lock()
+	defer d.starting.Unlock()
+	return specutils.StartInNS(cmd, namespaces)
 }
 
 // prepare makes the command lines of both processes and what connects them. The
@@ -162,7 +173,8 @@ func prepare(conf *configuration, dir string, p wire.LaunchParams) (_ *pair, err
 	booted, boots := pipe()
 	unasked, asker := sockets() // for mounts that the gofer may not open itself: none
 	socket := keep(controlSocket(dir))
-	panics := keep(os.OpenFile(filepath.Join(dir, "panic.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))
+	panics := keep(os.OpenFile(filepath.Join(dir, panicName), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))
+	goferPanics := keep(os.OpenFile(filepath.Join(dir, panicName), os.O_WRONLY|os.O_APPEND, 0))
 	printed := keep(os.OpenFile(filepath.Join(dir, "guest.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))
 	nothing := keep(os.OpenFile(os.DevNull, os.O_RDONLY, 0))
 	goferSpec := keep(os.Open(filepath.Join(dir, "config.json")))
@@ -182,9 +194,10 @@ func prepare(conf *configuration, dir string, p wire.LaunchParams) (_ *pair, err
 	gofer.Donate("rpc-fd", asker)
 	gofer.Donate("io-fds", goferIO...)
 	g := conf.command("runsc-gofer", goferProcs)
-	g.Stderr = panics
+	g.ExtraFiles = append(g.ExtraFiles, goferPanics)
+	g.Stderr = goferPanics
 	g.Args = append(g.Args, "gofer", "--bundle="+dir, "--gofer-mount-confs="+mounts.String())
-	conf.donateFilters(g, gofer.Transfer(g, 3))
+	conf.donateFilters(g, gofer.Transfer(g, 3+len(g.ExtraFiles)))
 	g.Args = append(g.Args, p.ID)
 
 	before.Donate("panic-log-fd", panics)
@@ -265,7 +278,7 @@ func kill(cmds ...*exec.Cmd) {
 
 // explain adds what a failed kernel printed.
 func explain(dir string, err error) error {
-	b, rerr := os.ReadFile(filepath.Join(dir, "panic.log"))
+	b, rerr := os.ReadFile(filepath.Join(dir, panicName))
 	if rerr != nil || len(b) == 0 {
 		return err
 	}

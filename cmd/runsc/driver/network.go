@@ -9,31 +9,20 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/specutils"
 )
 
-// network moves the addresses, routes and permanent neighbours of a namespace over
-// to the kernel of an instance, and gives it a packet socket on each link.
+// takeLinks collects what is in a namespace, for the kernel of an instance to take
+// over: addresses, routes, permanent neighbours, and a packet socket on each link. It
+// takes the addresses away there, so that the host's kernel does not answer in the
+// instance's place.
 //
 // It is gVisor's sandbox.setupNetwork but for one thing: that makes sockets which
 // a process started at the same moment inherits, and the process started at the
 // same moment here is another instance's. Every descriptor of this program must
 // close on exec.
-func network(ctl *urpc.Client, conf *config.Config, netns string, restoring bool) error {
-	args, err := takeLinks(conf, netns)
-	if err != nil {
-		return err
-	}
-	defer closeAll(args.Files)
-	args.IsRestore = restoring
-	return ctl.Call(boot.ContMgrSetNetworkArgs, args, nil)
-}
-
-// takeLinks collects what is in a namespace and takes the addresses away there, so
-// that the host's kernel does not answer in the instance's place.
 func takeLinks(conf *config.Config, netns string) (_ *boot.CreateLinksAndRoutesArgs, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
