@@ -91,7 +91,7 @@ func (a *app) snapshotList() *cobra.Command {
 
 func (a *app) snapshotRemove() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "rm SNAPSHOT...", Short: "Remove snapshots that no sandbox is built on", Args: cobra.MinimumNArgs(1),
+		Use: "rm SNAPSHOT...", Short: "Remove snapshots; sandboxes made from them go on", Args: cobra.MinimumNArgs(1),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.each(cmd, "removing", args, func(ctx context.Context, c *client.Client, ref string) error {

@@ -174,7 +174,7 @@ func looksLikePath(s string) bool {
 
 func (a *app) templateRemove() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "rm TEMPLATE...", Short: "Remove templates that no sandbox is built on", Args: cobra.MinimumNArgs(1),
+		Use: "rm TEMPLATE...", Short: "Remove templates; sandboxes made from them go on", Args: cobra.MinimumNArgs(1),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.each(cmd, "removing", args, func(ctx context.Context, c *client.Client, ref string) error {

@@ -53,12 +53,12 @@ func (c *Client) Template(ctx context.Context, ref string) (*v1.Template, error)
 	return get[v1.Template](ctx, c, "/v1/templates/"+url.PathEscape(ref), nil)
 }
 
-// DeleteTemplate removes a template that nothing is built on.
+// DeleteTemplate removes a template; sandboxes made from it go on.
 func (c *Client) DeleteTemplate(ctx context.Context, ref string) error {
 	return c.delete(ctx, "/v1/templates/"+url.PathEscape(ref))
 }
 
-// DeleteSnapshot removes a snapshot that nothing is built on.
+// DeleteSnapshot removes a snapshot; sandboxes made from it go on.
 func (c *Client) DeleteSnapshot(ctx context.Context, ref string) error {
 	return c.delete(ctx, "/v1/snapshots/"+url.PathEscape(ref))
 }

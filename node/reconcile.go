@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -262,26 +263,51 @@ func (n *Node) sweepImages(dir string, keep map[string]bool) error {
 }
 
 // leftovers lists what the machine holds that the journal does not explain.
-func (n *Node) leftovers(ctx context.Context) (instances, mounts []string, slots []int, err error) {
-	n.mu.RLock()
-	known := map[string]bool{}
-	for _, e := range n.sandboxes {
-		known[e.id] = true
+// Operations go on meanwhile, so only what two looks find is one.
+func (n *Node) leftovers(ctx context.Context) (leftover, error) {
+	first, err := n.look(ctx)
+	if err != nil || len(first.instances)+len(first.mounts)+len(first.slots) == 0 {
+		return first, err
 	}
-	n.mu.RUnlock()
+	select {
+	case <-ctx.Done():
+		return leftover{}, ctx.Err()
+	case <-time.After(lookAgain):
+	}
+	second, err := n.look(ctx)
+	return leftover{
+		instances: both(first.instances, second.instances), mounts: both(first.mounts, second.mounts), slots: both(first.slots, second.slots),
+	}, err
+}
+
+// lookAgain is how long what looks like a leftover may be an operation under way.
+const lookAgain = time.Second
+
+func both[T comparable](a, b []T) []T {
+	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return !slices.Contains(b, x) })
+}
+
+// leftover is what belongs to no sandbox.
+type leftover struct {
+	instances, mounts []string
+	slots             []int
+}
+
+func (n *Node) look(ctx context.Context) (leftover, error) {
+	var l leftover
 	all, err := n.engine.List(ctx)
 	if err != nil {
-		return nil, nil, nil, err
+		return l, err
 	}
 	for _, id := range all {
 		e := n.byInstance(id)
 		if e == nil || (e.rec.Load().instance() != id && !e.busy.Load()) || slices.Contains([]sandbox.State{sandbox.Paused, sandbox.Failed}, e.rec.Load().State) {
-			instances = append(instances, id)
+			l.instances = append(l.instances, id)
 		}
 	}
 	list, err := layers.Mounts(filepath.Join(n.data, "sandboxes"))
 	if err != nil {
-		return nil, nil, nil, err
+		return l, err
 	}
 	for _, m := range list {
 		rel := strings.TrimPrefix(m, filepath.Join(n.data, "sandboxes")+"/")
@@ -290,9 +316,9 @@ func (n *Node) leftovers(ctx context.Context) (instances, mounts []string, slots
 		e := n.sandboxes[id]
 		n.mu.RUnlock()
 		if e == nil || slices.Contains([]sandbox.State{sandbox.Paused, sandbox.Failed}, e.rec.Load().State) {
-			mounts = append(mounts, m)
+			l.mounts = append(l.mounts, m)
 		}
 	}
-	slots, err = n.network.Leftovers()
-	return instances, mounts, slots, err
+	l.slots, err = n.network.Leftovers()
+	return l, err
 }

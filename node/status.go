@@ -143,7 +143,7 @@ func (n *Node) Check(ctx context.Context) ([]sandbox.Finding, error) { return n.
 func (n *Node) Repair(ctx context.Context) ([]sandbox.Finding, error) { return n.examine(ctx, true) }
 
 func (n *Node) examine(ctx context.Context, repair bool) ([]sandbox.Finding, error) {
-	instances, mounts, slots, err := n.leftovers(ctx)
+	left, err := n.leftovers(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -160,13 +160,13 @@ func (n *Node) examine(ctx context.Context, repair bool) ([]sandbox.Finding, err
 		}
 		out = append(out, f)
 	}
-	for _, id := range instances {
+	for _, id := range left.instances {
 		found("instances", id, "belongs to no running sandbox", func() error { return n.engine.Kill(ctx, id) })
 	}
-	for _, m := range mounts {
+	for _, m := range left.mounts {
 		found("mounts", m, "belongs to no running sandbox", func() error { return layers.Unmount(ctx, m) })
 	}
-	for _, slot := range slots {
+	for _, slot := range left.slots {
 		found("network", fmt.Sprintf("slot %d (%s)", slot, n.network.Addr(slot)), "belongs to no sandbox", func() error { return n.network.Detach(ctx, slot) })
 	}
 	for what, why := range n.engine.Capabilities().Missing {

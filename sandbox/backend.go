@@ -47,7 +47,7 @@ type Snapshotter interface {
 type Templater interface {
 	Templates(ctx context.Context, o TemplateListOptions) ([]Template, string, error) // list, next token
 	Template(ctx context.Context, ref string) (*Template, error)                      // by id, name or name:tag
-	DeleteTemplate(ctx context.Context, ref string) error                             // Conflict while something is built on it
+	DeleteTemplate(ctx context.Context, ref string) error                             // what was made from it goes on; Conflict while one of them starts
 }
 
 // Recorder is a Backend that keeps events and samples.
