@@ -18,6 +18,7 @@ type pool struct {
 	mu     sync.Mutex
 	ready  map[string][]*entry // template id → pooled, locks not held
 	active int                 // creates in flight; filling waits for them
+	last   time.Time           // when the latest one ended
 	wake   chan struct{}
 }
 
@@ -49,12 +50,14 @@ func (p *pool) pause() {
 func (p *pool) resume() {
 	p.mu.Lock()
 	p.active--
+	p.last = time.Now()
 	p.mu.Unlock()
 	p.kick()
 }
 
-// quiet is how long no create may have been in flight before one more is pooled.
-const quiet = 20 * time.Millisecond
+// quiet is how long no create may have been in flight before one more is pooled:
+// whoever creates runs a command next, and a restore beside it would slow that.
+const quiet = 300 * time.Millisecond
 
 func (p *pool) run() {
 	for {
@@ -67,7 +70,7 @@ func (p *pool) run() {
 			select {
 			case <-p.n.ctx.Done():
 				return
-			case <-time.After(quiet):
+			case <-time.After(p.rest()):
 			}
 			t := p.short()
 			if t == nil {
@@ -79,6 +82,13 @@ func (p *pool) run() {
 			}
 		}
 	}
+}
+
+// rest is how long filling still has to wait for the latest create's sake.
+func (p *pool) rest() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return quiet - time.Since(p.last)
 }
 
 // short gives a template whose pool is not full, nil when all are or creates are
@@ -104,7 +114,12 @@ func (p *pool) fill(t *template) error {
 	n := p.n
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.ctx), opTimeout)
 	defer cancel()
-	r := n.newRecord(t, sandbox.CreateOptions{Space: sandbox.DefaultSpace, Template: t.ID, Timeout: sandbox.DefaultTimeout})
+	r := n.newRecord(t, sandbox.CreateOptions{
+		Space: sandbox.DefaultSpace, Template: t.ID, Timeout: sandbox.DefaultTimeout,
+		// What most creates ask for, so that most claims have no policy to change. The
+		// guest alone runs until then.
+		Network: sandbox.Network{AllowInternet: true, AllowPublicTraffic: true},
+	})
 	n.own(r, newID("i"))
 	r.State, r.Pool = pooled, t.ID
 	e, err := n.establish(ctx, t, r)
@@ -189,7 +204,9 @@ func (n *Node) claim(ctx context.Context, t *template, want *record) (*sandbox.S
 		n.pool.give(t.ID, e)
 		return nil, err
 	}
+	start := time.Now()
 	err := n.dress(ctx, have, r)
+	n.log.Debug("claim", "sandbox", r.ID, "dress", time.Since(start))
 	if err == nil {
 		n.step("claim.identified")
 		err = n.commit(ctx, e, r)
