@@ -269,8 +269,12 @@ func (n *Node) commit(ctx context.Context, e *entry, r *record, more ...func(jou
 	return nil
 }
 
-// step gives the fault hook its chance; the steps are enumerated by tests.
-func (n *Node) step(name string) { n.fault(name) }
+// step gives the fault hook its chance; the steps are enumerated by tests. At debug
+// level their times in the log say where an operation's went.
+func (n *Node) step(name string) {
+	n.log.Debug("step", "name", name)
+	n.fault(name)
+}
 
 // interface guards
 var (
