@@ -100,7 +100,7 @@ type Spec struct {
 	NetNS    string   // path of a network namespace whose addresses the instance takes over
 	Args     []string // pid 1 inside, absolute path first
 	Env      []string
-	Hostname string
+	Hostname string // of a cold start; a restored guest names itself
 	Runtime  string // sha256 of the runtime to use; "" for the current one
 	Resources
 }

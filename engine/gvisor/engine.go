@@ -14,6 +14,8 @@
 //	<id>/guest.log       what pid 1 printed, bounded
 //	<id>/panic.log       what a failing kernel printed
 //	<id>/control.sock    what its kernel listens at
+//	<id>/cgroup          the name of its cgroup, if that is not its id
+//	.spare/<n>/          booted kernels waiting to be used
 //	.lock                held by an engine and its drivers
 package gvisor
 
@@ -26,6 +28,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,7 +61,11 @@ type Options struct {
 	// Platform is "systrap" (default), "kvm", or "auto": kvm where a probe proves
 	// that it works.
 	Platform string
-	Logger   *slog.Logger // default: slog.Default
+	// Spares is how many booted kernels are kept ready for the next restores, of each
+	// of the latest two sizes of instances; 0 is DefaultSpares, negative none. Each
+	// holds about 10 MB.
+	Spares int
+	Logger *slog.Logger // default: slog.Default
 }
 
 // Engine runs instances on gVisor. See engine.Engine.
@@ -74,9 +81,14 @@ type Engine struct {
 	closed  chan struct{}
 	watches sync.WaitGroup
 
-	mu        sync.Mutex
-	instances map[string]*instance
-	isClosed  bool
+	launched chan struct{} // tells keepSpares
+
+	mu         sync.Mutex
+	instances  map[string]*instance
+	isClosed   bool
+	spares     map[spareKey][]*spare
+	spareKinds []spareKey // wanted, the latest first
+	spareSeq   int
 }
 
 // New makes the engine ready: unpacks the runtime, finds cgroups and the
@@ -137,9 +149,19 @@ func New(ctx context.Context, o Options) (*Engine, error) {
 		},
 		exits:     make(chan engine.Exit),
 		closed:    make(chan struct{}),
+		launched:  make(chan struct{}, 1),
 		instances: map[string]*instance{},
+		spares:    map[spareKey][]*spare{},
+	}
+	if err := e.clearSpares(); err != nil {
+		drivers.close()
+		return nil, fmt.Errorf("gvisor engine: %w", err)
 	}
 	e.watches.Go(e.trimLogs)
+	if o.Spares == 0 {
+		o.Spares = DefaultSpares
+	}
+	e.watches.Go(func() { e.keepSpares(o.Spares) })
 	return e, nil
 }
 
@@ -163,6 +185,7 @@ func (e *Engine) Close() error {
 	}
 	e.mu.Unlock()
 	e.watches.Wait()
+	e.dropSpares()
 	e.drivers.close()
 	close(e.exits)
 	return nil
@@ -176,17 +199,14 @@ func (e *Engine) Destroy() error {
 
 // List implements engine.Engine.
 func (e *Engine) List(context.Context) ([]string, error) {
-	ids, err := e.groups.List()
+	groups, err := e.groups.List()
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(e.dir)
-	if err != nil {
-		return nil, fmt.Errorf("list instances: %w", err)
-	}
-	for _, d := range entries {
-		if idPattern.MatchString(d.Name()) {
-			ids = append(ids, d.Name())
+	ids := e.folders()
+	for _, name := range groups {
+		if !strings.HasPrefix(name, sparePrefix) { // those go with a folder
+			ids = append(ids, name)
 		}
 	}
 	slices.Sort(ids)
@@ -198,7 +218,7 @@ func (e *Engine) Update(_ context.Context, id string, r engine.Resources) error 
 	if _, err := e.alive(id); err != nil {
 		return err
 	}
-	return e.groups.Group(id).Update(limits(r))
+	return e.group(id).Update(limits(r))
 }
 
 // Stats implements engine.Engine.
@@ -207,7 +227,7 @@ func (e *Engine) Stats(_ context.Context, id string) (engine.Stats, error) {
 	if err != nil {
 		return engine.Stats{}, err
 	}
-	s, err := e.groups.Group(id).Stats()
+	s, err := e.group(id).Stats()
 	if err != nil {
 		return engine.Stats{}, fmt.Errorf("stats of instance %s: %w", id, err)
 	}

@@ -37,7 +37,7 @@ func (e *Engine) clear(id string) error {
 		r.Sandbox.kill()
 		r.Gofer.kill()
 	}
-	group := e.groups.Group(id)
+	group := e.group(id)
 	errs := []error{group.Kill(killTimeout)}
 	if err != nil {
 		// No record: an earlier daemon died while starting it, perhaps before its
@@ -62,16 +62,22 @@ func (e *Engine) clear(id string) error {
 }
 
 // killStrays finds processes of an instance by their command line, which names
-// its folder and, as the last argument, its id.
+// its folder.
 func (e *Engine) killStrays(id string) error {
 	if _, err := os.Stat(e.instanceDir(id)); os.IsNotExist(err) {
 		return nil
 	}
+	bundle := "--bundle=" + e.instanceDir(id)
+	return e.killWhere(func(_ int, args []string) bool { return slices.Contains(args, bundle) })
+}
+
+// killWhere kills the processes that match, by pid and command line, and waits for
+// their end.
+func (e *Engine) killWhere(match func(pid int, args []string) bool) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
 	}
-	bundle := "--bundle=" + e.instanceDir(id)
 	var errs []error
 	for _, d := range entries {
 		pid, err := strconv.Atoi(d.Name())
@@ -79,11 +85,7 @@ func (e *Engine) killStrays(id string) error {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join("/proc", d.Name(), "cmdline"))
-		if err != nil || len(b) == 0 {
-			continue
-		}
-		args := strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
-		if args[len(args)-1] != id || !slices.Contains(args, bundle) {
+		if err != nil || !match(pid, strings.Split(string(b), "\x00")) {
 			continue
 		}
 		p, err := identify(pid)

@@ -38,6 +38,10 @@ var capabilities = []string{
 
 var idPattern = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
 
+// restoredName is the host name of a restored instance until its guest names itself: a
+// kernel that is booted beforehand cannot know a better one.
+const restoredName = "sandbox"
+
 // validate checks what the caller asks for.
 func validate(s engine.Spec) error {
 	switch {

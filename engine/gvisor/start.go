@@ -33,7 +33,7 @@ func (e *Engine) Restore(ctx context.Context, s engine.Spec, image string) (engi
 	if s.Runtime != "" && s.Runtime != m.Runtime {
 		return engine.Instance{}, fmt.Errorf("restore instance %s: %w: it was made by runtime %s, not %s", s.ID, engine.ErrImage, m.Runtime, s.Runtime)
 	}
-	s.Runtime = m.Runtime
+	s.Runtime, s.Hostname = m.Runtime, restoredName
 	in, err := e.launch(ctx, s, image)
 	if err != nil {
 		return engine.Instance{}, fmt.Errorf("restore instance %s: %w", s.ID, err)
@@ -43,7 +43,24 @@ func (e *Engine) Restore(ctx context.Context, s engine.Spec, image string) (engi
 
 // launch does what starting and restoring have in common. On error nothing of the
 // instance is left.
-func (e *Engine) launch(ctx context.Context, s engine.Spec, image string) (_ engine.Instance, err error) {
+func (e *Engine) launch(ctx context.Context, s engine.Spec, image string) (engine.Instance, error) {
+	ready := e.takeSpare(keyOf(s), image != "" && s.Runtime == e.current.SHA256)
+	in, err := e.launchWith(ctx, s, image, ready)
+	if err != nil && ready != nil && ctx.Err() == nil {
+		// Whatever was wrong with the spare must not be held against the image.
+		in, err = e.launchWith(ctx, s, image, nil)
+	}
+	return in, err
+}
+
+// launchWith launches with a spare kernel, or boots one.
+func (e *Engine) launchWith(ctx context.Context, s engine.Spec, image string, ready *spare) (_ engine.Instance, err error) {
+	placed := false
+	defer func() {
+		if ready != nil && !placed {
+			e.dropSpare(ready)
+		}
+	}()
 	if err := validate(s); err != nil {
 		return engine.Instance{}, err
 	}
@@ -70,13 +87,21 @@ func (e *Engine) launch(ctx context.Context, s engine.Spec, image string) (_ eng
 	}()
 	// The folder comes first: from here on List knows of the instance.
 	dir := e.instanceDir(s.ID)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	name := ""
+	if ready != nil {
+		name = ready.name
+		err = os.Rename(ready.dir, dir)
+	} else {
+		err = os.Mkdir(dir, 0o700)
+	}
+	if err != nil {
 		return engine.Instance{}, err
 	}
+	placed = true
 	if err := bundle(s, dir); err != nil {
 		return engine.Instance{}, err
 	}
-	group, err := e.groups.Create(s.ID, limits(s.Resources))
+	group, err := e.groups.Create(e.groupName(s.ID), limits(s.Resources))
 	if err != nil {
 		return engine.Instance{}, err
 	}
@@ -88,6 +113,7 @@ func (e *Engine) launch(ctx context.Context, s engine.Spec, image string) (_ eng
 		Cgroups:  group.Files(),
 		Memory:   uint64(s.MemoryBytes),
 		CPUs:     cpus(s.CPUMillis),
+		Spare:    name,
 		Image:    image,
 	}})
 	if err != nil {
@@ -134,7 +160,7 @@ func (e *Engine) drive(ctx context.Context, rt runtimes.Runtime, id string, r wi
 	case <-ctx.Done():
 	}
 	for {
-		_ = e.groups.Group(id).Kill(killTimeout)
+		_ = e.group(id).Kill(killTimeout)
 		_ = e.killStrays(id)
 		select {
 		case <-done:

@@ -146,7 +146,7 @@ func (e *Engine) diagnose(in *instance) engine.Exit {
 	}
 	panicked := tail(filepath.Join(e.instanceDir(in.ID), "panic.log"), 2048)
 	switch {
-	case e.groups.Group(in.ID).OOMKills() > in.OOMKills:
+	case e.group(in.ID).OOMKills() > in.OOMKills:
 		x.Reason = engine.ExitOOM
 		x.Detail = "the memory limit was hit and the host's kernel killed the instance"
 	case panicked != "":

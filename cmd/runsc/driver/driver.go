@@ -15,7 +15,6 @@ import (
 	"math"
 	"net"
 	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 	"syscall"
@@ -42,7 +41,7 @@ func Main() {
 	// sandbox.createSandboxProcess. Children inherit the limit.
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	unix.Umask(0o077)
-	d := &driver{enc: json.NewEncoder(conn), ended: map[int]syscall.WaitStatus{}}
+	d := &driver{enc: json.NewEncoder(conn), ended: map[int]syscall.WaitStatus{}, spares: map[string]*kernel{}}
 	dec := json.NewDecoder(conn)
 	for {
 		var r wire.Request
@@ -79,6 +78,8 @@ type driver struct {
 	mu    sync.Mutex
 	ended map[int]syscall.WaitStatus // of children, until asked for
 
+	spares map[string]*kernel // by the id they were prepared with
+
 	configs  configs
 	starting sync.Mutex
 }
@@ -89,6 +90,10 @@ func (d *driver) serve(r wire.Request) {
 	switch r.Op {
 	case wire.Launch:
 		reply.Sandbox, reply.Gofer, err = d.launch(r.Dir, *r.Launch)
+	case wire.Prepare:
+		reply.Sandbox, err = d.prepare(r.Dir, *r.Launch)
+	case wire.Discard:
+		d.discard(r.Launch.Spare)
 	case wire.Save:
 		err = save(r.Dir, r.Save.Image)
 	case wire.Thaw:
@@ -129,16 +134,6 @@ func (d *driver) status(pid int) (uint32, bool) {
 	ws, ok := d.ended[pid]
 	delete(d.ended, pid)
 	return uint32(ws), ok
-}
-
-// forget drops the status of a process that the engine never heard of.
-func (d *driver) forget(cmd *exec.Cmd) {
-	if cmd.Process == nil {
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.ended, cmd.Process.Pid)
 }
 
 func features() []string {

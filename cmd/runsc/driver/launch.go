@@ -3,80 +3,65 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strconv"
-	"syscall"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/hostos"
 	"gvisor.dev/gvisor/runsc/boot"
-	"gvisor.dev/gvisor/runsc/donation"
 	"gvisor.dev/gvisor/runsc/specutils"
 
-	"github.com/holdfast-run/holdfast/cmd/runsc/filters"
+	"github.com/holdfast-run/holdfast/cmd/runsc/tune"
 	"github.com/holdfast-run/holdfast/engine/gvisor/wire"
 )
 
-// mounts that the gofer serves, in the order of the OCI configuration: the root
-// and the share.
-var mounts = specutils.GoferMountConfFlags{
-	{Lower: specutils.Lisafs, Upper: specutils.NoOverlay},
-	{Lower: specutils.Lisafs, Upper: specutils.NoOverlay},
-}
-
-// panicName is what failing processes of an instance print into, in its folder.
-const panicName = "panic.log"
-
-// pair is the two processes of an instance that the host sees.
-type pair struct {
-	sandbox, gofer *exec.Cmd
-	booted         *os.File // one byte when the sandbox listens, end of file when it failed
-}
-
 // launch begins an instance and returns when its processes run. On error both of
 // its processes are dead.
+//
+// What can go side by side does: the kernel boots (or has done so already, in a
+// spare), the gofer starts, the network's addresses are taken over, and processes
+// join cgroups, for which the host's kernel takes its time.
 func (d *driver) launch(dir string, p wire.LaunchParams) (sandbox, gofer int, err error) {
 	conf, err := d.configs.get(p.Platform)
 	if err != nil {
 		return 0, 0, err
 	}
-	c, err := prepare(conf, dir, p)
+	s, err := d.kernel(conf, dir, p)
 	if err != nil {
 		return 0, 0, err
 	}
-	defer c.booted.Close()
-	defer func() {
-		if err != nil {
-			kill(c.sandbox, c.gofer)
-			d.forget(c.sandbox)
-			err = explain(dir, err)
-		}
-	}()
+	g, err := goferProcess(conf, dir, p.ID, s.files)
+	if err != nil {
+		s.end(d)
+		return 0, 0, err
+	}
 	var links *boot.CreateLinksAndRoutesArgs
-	var net errgroup.Group
-	net.Go(func() error {
-		var err error
-		links, err = takeLinks(conf.Config, p.NetNS)
-		return err
+	var ready, served errgroup.Group
+	served.Go(func() error {
+		return d.startIn(g, specs.LinuxNamespace{Type: specs.NetworkNamespace}, false, p.Cgroups)
 	})
-	err = d.begin(c, p)
-	if nerr := net.Wait(); nerr != nil {
-		return 0, 0, errors.Join(err, fmt.Errorf("network: %w", nerr))
+	ready.Go(func() error { return s.boot(d, p) })
+	ready.Go(func() error {
+		var err error
+		if links, err = takeLinks(conf.Config, p.NetNS); err != nil {
+			return fmt.Errorf("network: %w", err)
+		}
+		return nil
+	})
+	err = ready.Wait()
+	if links != nil {
+		defer closeAll(links.Files)
 	}
-	defer closeAll(links.Files)
-	if err != nil {
-		return 0, 0, err
+	if err == nil {
+		err = run(dir, p, links) // needs the gofer late: it may still be starting
 	}
-	if err := run(dir, p, links); err != nil {
-		return 0, 0, err
+	if err = errors.Join(err, served.Wait()); err != nil {
+		s.end(d)
+		kill(g)
+		return 0, 0, explain(dir, err)
 	}
-	return c.sandbox.Process.Pid, c.gofer.Process.Pid, nil
+	return s.cmd.Process.Pid, g.Process.Pid, nil
 }
 
 // run has a booted kernel take over the network and start or restore processes.
@@ -96,187 +81,128 @@ func run(dir string, p wire.LaunchParams, links *boot.CreateLinksAndRoutesArgs) 
 	return ctl.Call(boot.ContMgrRootContainerStart, &p.ID, nil)
 }
 
-// begin starts both processes and returns when the sandbox's kernel has booted and
-// all of them are in their cgroups. Joining those waits for the host's kernel, so it
-// goes beside the booting; user code runs only after both.
-func (d *driver) begin(c *pair, p wire.LaunchParams) error {
-	own := []specs.LinuxNamespace{
-		{Type: specs.UserNamespace}, {Type: specs.IPCNamespace}, {Type: specs.MountNamespace},
-		{Type: specs.UTSNamespace}, {Type: specs.PIDNamespace},
+// kernel gives the kernel for an instance: a spare that has booted, or one that is
+// yet to boot.
+func (d *driver) kernel(conf *configuration, dir string, p wire.LaunchParams) (*kernel, error) {
+	if p.Spare == "" {
+		return newKernel(conf, dir, p)
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.spares[p.Spare]
+	if s == nil {
+		return nil, fmt.Errorf("there is no spare kernel %s", p.Spare)
+	}
+	delete(d.spares, p.Spare)
+	return s, nil
+}
+
+// prepare boots a spare kernel, which a later launch takes.
+func (d *driver) prepare(dir string, p wire.LaunchParams) (sandbox int, err error) {
+	conf, err := d.configs.get(p.Platform)
+	if err != nil {
+		return 0, err
+	}
+	s, err := newKernel(conf, dir, p)
+	if err != nil {
+		return 0, err
+	}
+	s.cmd.Env = append(s.cmd.Env, tune.SpareEnv+"=1")
+	if err := s.boot(d, p); err != nil {
+		s.end(d)
+		return 0, explain(dir, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.spares[p.ID] = s
+	return s.cmd.Process.Pid, nil
+}
+
+// discard ends a spare kernel.
+func (d *driver) discard(id string) {
+	d.mu.Lock()
+	s := d.spares[id]
+	delete(d.spares, id)
+	d.mu.Unlock()
+	if s != nil {
+		s.end(d)
+	}
+}
+
+// kernel is a sandbox process and what its gofer will need of it.
+type kernel struct {
+	cmd    *exec.Cmd
+	booted *os.File   // one byte when it listens, end of file when it failed
+	files  []*os.File // the gofer's ends, one for each mount
+	ready  bool
+}
+
+// boot starts a kernel's process and returns when it has booted and is in its
+// cgroups with all its children. User code runs only later.
+func (s *kernel) boot(d *driver, p wire.LaunchParams) error {
+	if s.ready {
+		return nil
+	}
+	defer s.booted.Close()
 	var g errgroup.Group
-	begin := func(cmd *exec.Cmd, network specs.LinuxNamespace, remember bool) {
-		g.Go(func() error {
-			err := d.start(cmd, append(own[:len(own):len(own)], network))
-			closeAll(cmd.ExtraFiles) // the child has its own
-			if err != nil {
-				return fmt.Errorf("start %s: %w", cmd.Args[0], err)
-			}
-			go d.reap(cmd.Process, remember)
-			if err := join(p.Cgroups, []int{cmd.Process.Pid}); err != nil {
-				return err
-			}
-			return joinChildren(p.Cgroups, []int{cmd.Process.Pid})
-		})
-	}
-	begin(c.sandbox, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: p.NetNS}, true)
-	// The gofer needs no network: an empty namespace of its own.
-	begin(c.gofer, specs.LinuxNamespace{Type: specs.NetworkNamespace}, false)
-	if n, err := c.booted.Read(make([]byte, 1)); n != 1 {
+	g.Go(func() error {
+		// It has no use for a network namespace: packet sockets come from outside.
+		return d.startIn(s.cmd, specs.LinuxNamespace{Type: specs.NetworkNamespace}, true, p.Cgroups)
+	})
+	if n, err := s.booted.Read(make([]byte, 1)); n != 1 {
 		return errors.Join(fmt.Errorf("the sandbox's kernel failed to boot: %w", err), g.Wait())
 	}
+	s.ready = true
 	return g.Wait()
 }
 
-// start starts a process, one at a time: the Go library writes the id maps of a
-// new one through descriptors that one started at the same moment would inherit.
-func (d *driver) start(cmd *exec.Cmd, namespaces []specs.LinuxNamespace) error {
-	d.starting.Lock()
-	defer d.starting.Unlock()
-	return specutils.StartInNS(cmd, namespaces)
+// end kills a kernel and forgets it.
+func (s *kernel) end(d *driver) {
+	closeAll(s.files)
+	if s.cmd.Process == nil {
+		closeAll(s.cmd.ExtraFiles)
+		s.booted.Close()
+		return
+	}
+	kill(s.cmd)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.ended, s.cmd.Process.Pid)
 }
 
-// prepare makes the command lines of both processes and what connects them. The
-// flags are those of gVisor's container.createGoferProcess and
-// sandbox.createSandboxProcess.
-func prepare(conf *configuration, dir string, p wire.LaunchParams) (_ *pair, err error) {
-	var opened []io.Closer
-	defer func() {
-		if err != nil {
-			for _, f := range opened {
-				f.Close()
-			}
-		}
+// startIn starts a process in namespaces of its own, with the network namespace
+// given, and moves it into cgroups. The files that it inherits are closed here.
+func (d *driver) startIn(cmd *exec.Cmd, network specs.LinuxNamespace, remember bool, cgroups []string) error {
+	err := func() error {
+		// One at a time: the Go library writes the id maps of a new process through
+		// descriptors that one started at the same moment would inherit.
+		d.starting.Lock()
+		defer d.starting.Unlock()
+		return specutils.StartInNS(cmd, []specs.LinuxNamespace{
+			{Type: specs.UserNamespace}, {Type: specs.IPCNamespace}, {Type: specs.MountNamespace},
+			{Type: specs.UTSNamespace}, {Type: specs.PIDNamespace}, network,
+		})
 	}()
-	keep := func(f *os.File, e error) *os.File {
-		if e != nil {
-			err = errors.Join(err, e)
-			return nil
-		}
-		opened = append(opened, f)
-		return f
-	}
-	pipe := func() (*os.File, *os.File) {
-		r, w, e := os.Pipe()
-		return keep(r, e), keep(w, e)
-	}
-	sockets := func() (*os.File, *os.File) {
-		fds, e := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		return keep(os.NewFile(uintptr(fds[0]), "sandbox end"), e), keep(os.NewFile(uintptr(fds[1]), "gofer end"), e)
-	}
-	var sandboxIO, goferIO []*os.File
-	for range mounts {
-		s, g := sockets()
-		sandboxIO, goferIO = append(sandboxIO, s), append(goferIO, g)
-	}
-	resolved, resolver := pipe() // the gofer tells the mounts as it found them
-	booted, boots := pipe()
-	unasked, asker := sockets() // for mounts that the gofer may not open itself: none
-	socket := keep(controlSocket(dir))
-	panics := keep(os.OpenFile(filepath.Join(dir, panicName), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))
-	goferPanics := keep(os.OpenFile(filepath.Join(dir, panicName), os.O_WRONLY|os.O_APPEND, 0))
-	printed := keep(os.OpenFile(filepath.Join(dir, "guest.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))
-	nothing := keep(os.OpenFile(os.DevNull, os.O_RDONLY, 0))
-	goferSpec := keep(os.Open(filepath.Join(dir, "config.json")))
-	sandboxSpec := keep(os.Open(filepath.Join(dir, "config.json")))
+	closeAll(cmd.ExtraFiles)
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("start %s: %w", cmd.Args[0], err)
 	}
-	host, err := hostos.TotalSystemMemory()
-	if err != nil {
-		return nil, err
+	go d.reap(cmd.Process, remember)
+	if err := join(cgroups, []int{cmd.Process.Pid}); err != nil {
+		return err
 	}
-	unasked.Close()
-
-	var gofer, before, after donation.Agency
-	gofer.Donate("spec-fd", goferSpec)
-	gofer.Donate("mounts-fd", resolver)
-	gofer.Donate("rpc-fd", asker)
-	gofer.Donate("io-fds", goferIO...)
-	g := conf.command("runsc-gofer", goferProcs)
-	g.ExtraFiles = append(g.ExtraFiles, goferPanics)
-	g.Stderr = goferPanics
-	g.Args = append(g.Args, "gofer", "--bundle="+dir, "--gofer-mount-confs="+mounts.String())
-	conf.donateFilters(g, gofer.Transfer(g, 3+len(g.ExtraFiles)))
-	g.Args = append(g.Args, p.ID)
-
-	before.Donate("panic-log-fd", panics)
-	after.Donate("io-fds", sandboxIO...)
-	after.Donate("mounts-fd", resolved)
-	after.Donate("start-sync-fd", boots)
-	after.Donate("controller-fd", socket)
-	after.Donate("spec-fd", sandboxSpec)
-	after.Donate("stdio-fds", nothing, printed, printed)
-	procs := runtime.NumCPU()
-	if p.CPUs > 0 {
-		procs = min(procs, p.CPUs)
-	}
-	s := conf.command("runsc-sandbox", procs)
-	next := before.Transfer(s, 3)
-	s.Args = append(s.Args, "boot", "--bundle="+dir, "--gofer-mount-confs="+mounts.String(), "--apply-caps", "--setup-root",
-		"--total-host-memory="+strconv.FormatUint(host, 10), "--total-memory="+strconv.FormatUint(nonzero(p.Memory, host), 10))
-	if p.CPUs > 0 {
-		s.Args = append(s.Args, "--cpu-num="+strconv.Itoa(p.CPUs))
-	}
-	conf.donateFilters(s, after.Transfer(s, next))
-	s.Args = append(s.Args, p.ID)
-	return &pair{sandbox: s, gofer: g, booted: booted}, nil
+	return joinChildren(cgroups, []int{cmd.Process.Pid})
 }
 
-func nonzero(n, otherwise uint64) uint64 {
-	if n == 0 {
-		return otherwise
-	}
-	return n
-}
-
-// goferProcs is enough for a gofer, which opens files now and then.
-const goferProcs = 2
-
-// command gives this program to be run as the root of a user namespace in which
-// every user is himself, on so many cpus at a time.
-func (c *configuration) command(name string, procs int) *exec.Cmd {
-	cmd := exec.Command(specutils.ExePath, c.flags...)
-	cmd.Args[0] = name
-	cmd.Env = []string{"GOMAXPROCS=" + strconv.Itoa(procs)}
-	everybody := []syscall.SysProcIDMap{{Size: 1<<32 - 1}}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid:      true, // instances outlive the driver and get none of its signals
-		Credential:  &syscall.Credential{},
-		UidMappings: everybody,
-		GidMappings: everybody,
-	}
-	return cmd
-}
-
-// donateFilters passes the seccomp programs as file descriptor fd.
-func (c *configuration) donateFilters(cmd *exec.Cmd, fd int) {
-	if c.filters == nil {
-		return
-	}
-	dup, err := unix.FcntlInt(c.filters.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return
-	}
-	cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(dup), "filters"))
-	cmd.Env = append(cmd.Env, filters.Env+"="+strconv.Itoa(fd))
-}
-
-// kill ends whatever was started and waits until it is gone.
-func kill(cmds ...*exec.Cmd) {
-	for _, cmd := range cmds {
-		if cmd.Process != nil {
-			_ = cmd.Process.Kill()
-		}
-	}
-	for _, cmd := range cmds {
-		if cmd.Process != nil {
-			_, _ = cmd.Process.Wait() // or the reaper has
-		}
+// kill ends a process, if it was started, and waits until it is gone.
+func kill(cmd *exec.Cmd) {
+	if cmd.Process != nil {
+		_ = cmd.Process.Kill()
+		_, _ = cmd.Process.Wait() // or the reaper has
 	}
 }
 
-// explain adds what a failed kernel printed.
+// explain adds what a failed process printed.
 func explain(dir string, err error) error {
 	b, rerr := os.ReadFile(filepath.Join(dir, panicName))
 	if rerr != nil || len(b) == 0 {

@@ -11,11 +11,13 @@ package wire
 
 // Operations.
 const (
-	Launch = "launch" // start or restore: Request.Launch
-	Save   = "save"   // freeze and save: Request.Save
-	Thaw   = "thaw"   // let a frozen one go on
-	Status = "status" // the wait status of an ended process: Request.PID
-	Warm   = "warm"   // get ready for Request.Platform; tells the processor's features
+	Launch  = "launch"  // start or restore: Request.Launch
+	Prepare = "prepare" // boot a spare kernel: Request.Launch
+	Discard = "discard" // end the spare kernel Launch.Spare
+	Save    = "save"    // freeze and save: Request.Save
+	Thaw    = "thaw"    // let a frozen one go on
+	Status  = "status"  // the wait status of an ended process: Request.PID
+	Warm    = "warm"    // get ready for Request.Platform; tells the processor's features
 )
 
 // File descriptors that a driver is started with.
@@ -46,6 +48,8 @@ type LaunchParams struct {
 	// Memory in bytes and cpus that the inside believes to have; 0: the host's.
 	Memory uint64 `json:"memory,omitempty"`
 	CPUs   int    `json:"cpus,omitempty"`
+	// Spare is the id of a prepared kernel to restore into; Dir is its folder, moved.
+	Spare string `json:"spare,omitempty"`
 	// Image to restore; "" starts cold.
 	Image string `json:"image,omitempty"`
 }
