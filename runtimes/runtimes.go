@@ -5,6 +5,7 @@
 package runtimes
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -41,11 +42,15 @@ type Store struct {
 	mu  sync.Mutex // one unpack at a time
 }
 
-const description = "runtime.json"
+const (
+	description = "runtime.json"
+	unpacking   = ".unpack-" // begins the name of a folder that is not whole yet
+)
 
 var hashPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Open gives the store in dir, making the folder when needed.
+// Open gives the store in dir, making the folder when needed. One process at a time
+// may unpack into it.
 func Open(dir string) (*Store, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -53,6 +58,15 @@ func Open(dir string) (*Store, error) {
 	}
 	if err := os.MkdirAll(abs, 0o755); err != nil {
 		return nil, fmt.Errorf("runtime store: %w", err)
+	}
+	left, err := filepath.Glob(filepath.Join(abs, unpacking+"*"))
+	if err != nil {
+		return nil, fmt.Errorf("runtime store: %w", err)
+	}
+	for _, dir := range left { // of a process that was killed
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, fmt.Errorf("runtime store: %w", err)
+		}
 	}
 	return &Store{dir: abs}, nil
 }
@@ -145,7 +159,7 @@ func (s *Store) ensure(ctx context.Context, name string) (Runtime, error) {
 // unpack writes src into a temporary folder, verifies it and renames it into
 // place, so that a folder named by a hash holds exactly that.
 func (s *Store) unpack(ctx context.Context, src io.Reader, r Runtime) (err error) {
-	tmp, err := os.MkdirTemp(s.dir, ".unpack-")
+	tmp, err := os.MkdirTemp(s.dir, unpacking)
 	if err != nil {
 		return err
 	}
@@ -168,7 +182,7 @@ func (s *Store) unpack(ctx context.Context, src io.Reader, r Runtime) (err error
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(tmp, description), b, 0o644); err != nil {
+	if err := writeFile(filepath.Join(tmp, description), 0o644, bytes.NewReader(b)); err != nil {
 		return err
 	}
 	final := filepath.Join(s.dir, r.SHA256)

@@ -52,10 +52,35 @@ func Run(t *testing.T, open func(t testing.TB, dir string) engine.Engine) {
 	}
 }
 
-// StartOne starts an instance for a test of one implementation's own promises. It
-// answers when StartOne returns and is killed at the end of the test.
-func StartOne(t testing.TB, open func(t testing.TB, dir string) engine.Engine) (engine.Engine, engine.Instance) {
+// One is an instance for a test of one implementation's own promises.
+type One struct {
+	Engine engine.Engine
+	Spec   engine.Spec
+	Begun  engine.Instance
+	w      *world
+	g      *guest
+}
+
+// StartOne starts an instance. It answers when StartOne returns and is killed at the
+// end of the test.
+func StartOne(t testing.TB, open func(t testing.TB, dir string) engine.Engine) *One {
 	w := newWorld(t, open)
 	g := w.start(w.spec(w.root()))
-	return w.Engine, g.Instance
+	return &One{w.Engine, g.Spec, g.Instance, w, g}
+}
+
+// Refresh gives the network its addresses back before another start.
+func (o *One) Refresh() { refresh(o.w, o.Spec) }
+
+// Answer waits until pid 1 inside answers.
+func (o *One) Answer() {
+	eventually(o.w.TB, "pid 1 answers", func() error { _, err := o.g.try("/count"); return err })
+}
+
+// Reopen puts a new engine in the place of one that the test has cut off, calling
+// before just before that.
+func (o *One) Reopen(before func()) {
+	before()
+	o.w.Engine = o.w.open(o.w.TB, o.w.dir)
+	o.Engine = o.w.Engine
 }

@@ -6,16 +6,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/holdfast-run/holdfast/engine"
-	"github.com/holdfast-run/holdfast/engine/enginetest"
 )
 
 // TestConfinement: what starts instances faster leaves their processes exactly as
 // confined as gVisor's own way of starting them.
 func TestConfinement(t *testing.T) {
-	e, in := enginetest.StartOne(t, func(t testing.TB, dir string) engine.Engine { return open(t, dir) })
-	r, err := e.(*Engine).loadRecord(in.ID)
+	e, one := start(t)
+	r, err := e.loadRecord(one.Spec.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
