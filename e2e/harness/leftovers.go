@@ -46,7 +46,7 @@ func Leftovers(data string) []string {
 		}
 	}
 	for _, g := range groups() {
-		if strings.Contains(g, instance) {
+		if strings.Contains(g+"/", "/holdfast-"+instance+"/") {
 			left = append(left, "control group "+g)
 		}
 	}
