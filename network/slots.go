@@ -88,7 +88,8 @@ func (m *Manager) choose(c condition) (int, error) {
 // Attach gives a sandbox its network. Slot 0 takes one from the pool or chooses
 // a free one; a given slot is made, or repaired if it is there already. The
 // inner addresses are (re)added so that a runtime can take them over: do not
-// attach a slot in which a runtime is running. On error the slot has no network.
+// attach a slot in which a runtime is running. On error the slot has no network,
+// and a given one stays the caller's until Detach.
 // ErrFull when the subnet is used up.
 func (m *Manager) Attach(ctx context.Context, n int, p Policy) (Endpoint, error) {
 	r, err := p.compile()
@@ -101,6 +102,7 @@ func (m *Manager) Attach(ctx context.Context, n int, p Policy) (Endpoint, error)
 	if err := ctx.Err(); err != nil {
 		return Endpoint{}, err
 	}
+	kept := n != 0
 	n, ready, err := m.take(n)
 	if err != nil {
 		return Endpoint{}, err
@@ -115,6 +117,9 @@ func (m *Manager) Attach(ctx context.Context, n int, p Policy) (Endpoint, error)
 	if err == nil {
 		m.openWay(r)
 		err = m.fw.set(n, r)
+	}
+	if err != nil && kept {
+		return Endpoint{}, errors.Join(err, m.strip(n)) // the caller's records name it: still theirs
 	}
 	if err != nil {
 		return Endpoint{}, errors.Join(err, m.erase(n))
@@ -236,14 +241,22 @@ func (m *Manager) Detach(ctx context.Context, n int) error {
 
 // erase removes all of a slot and frees it. s.mu is held.
 func (m *Manager) erase(n int) error {
+	if err := m.strip(n); err != nil {
+		return err // still leaving: the slot is not given out again
+	}
+	m.become(n, free)
+	return nil
+}
+
+// strip removes all of a slot, but keeps it from being given out. s.mu is held.
+func (m *Manager) strip(n int) error {
 	if err := m.fw.clear(n); err != nil {
 		return err
 	}
 	if err := m.tear(n); err != nil {
-		return err // still leaving: the slot is not given out again
+		return err
 	}
 	m.forget(n)
-	m.become(n, free)
 	return nil
 }
 

@@ -237,12 +237,6 @@ func (n *Node) erase(ctx context.Context, e *entry) error {
 		return fmt.Errorf("delete %s: %w", thing(r.ID), err)
 	}
 	n.step("delete.down")
-	if r.Slot != 0 {
-		if err := n.network.Detach(ctx, r.Slot); err != nil {
-			return fmt.Errorf("delete %s: %w", thing(r.ID), err)
-		}
-	}
-	n.step("delete.detached")
 	if err := os.RemoveAll(n.home(r.ID)); err != nil {
 		return fmt.Errorf("delete %s: %w", thing(r.ID), err)
 	}
@@ -251,6 +245,15 @@ func (n *Node) erase(ctx context.Context, e *entry) error {
 	}
 	n.step("delete.committed")
 	n.forget(e)
+	// Last, for a slot that is free may be another sandbox's at once: a record that
+	// still names it would take that one's network away when it is deleted again.
+	if r.Slot != 0 {
+		if err := n.network.Detach(ctx, r.Slot); err != nil {
+			err = fmt.Errorf("%s is deleted, but its network stays until the next start or `holdfast doctor --repair`: %w", thing(r.ID), err)
+			return errors.Join(err, n.drop(append([]string{r.Upper}, r.Layers...)...))
+		}
+	}
+	n.step("delete.detached")
 	return n.drop(append([]string{r.Upper}, r.Layers...)...)
 }
 

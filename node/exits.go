@@ -43,6 +43,7 @@ func (n *Node) exited(x engine.Exit) {
 		if err := n.erase(ctx, e); err != nil {
 			n.log.Warn("pooled sandbox ended", "sandbox", r.ID, "error", err)
 		}
+		n.pool.lost(e)
 		return
 	}
 	e.stopTimer()

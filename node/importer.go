@@ -68,7 +68,7 @@ func (n *Node) ImportTemplate(ctx context.Context, o sandbox.ImportOptions) (*sa
 	if err := n.addTemplate(ctx, t, []string{name}, nil, nil); err != nil {
 		return nil, err
 	}
-	if old != nil {
+	if old != nil && !old.Snapshot { // a snapshot is somebody's work: it only loses the name
 		n.retire(ctx, old)
 	}
 	n.pool.kick()
@@ -88,10 +88,11 @@ func (n *Node) retire(ctx context.Context, old *template) {
 		}
 	}
 	n.mu.RUnlock()
-	n.pool.forget(old.ID)
 	if err := n.removeTemplate(ctx, old); err != nil {
 		n.log.Warn("replaced template stays", "template", old.ID, "error", err)
+		return
 	}
+	n.pool.forget(old.ID)
 }
 
 // golden boots t once in a sandbox of its own and keeps its memory, so that a

@@ -178,6 +178,7 @@ func (n *Node) resume(ctx context.Context, e *entry, timeout time.Duration, file
 	if err := n.admitResume(old); err != nil {
 		return err
 	}
+	defer n.unreserve(old)
 	e.busy.Store(true)
 	defer e.busy.Store(false)
 	start := time.Now()

@@ -84,7 +84,7 @@ type Node struct {
 	sandboxes map[string]*entry
 	templates map[string]*template
 	names     map[string]string  // template name → id
-	reserved  map[string]*record // claims that count against the quotas but are not committed yet
+	reserved  map[string]*record // claims and resumes that count against the quotas but are not committed yet
 
 	pool      pool
 	events    eventHub
@@ -165,6 +165,7 @@ func (n *Node) Close() error {
 			e.release()
 		}
 		n.wg.Wait()
+		n.writeEvents() // of the operations that ended last
 	})
 	return nil
 }

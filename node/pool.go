@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -142,9 +143,13 @@ func (p *pool) fill(t *template) error {
 		return err
 	}
 	e.release()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready[t.ID] = append(p.ready[t.ID], e)
+	p.give(t.ID, e)
+	n.mu.RLock()
+	gone := n.templates[t.ID] != t
+	n.mu.RUnlock()
+	if gone { // and whoever removed it may have looked into the pool before
+		p.forget(t.ID)
+	}
 	return nil
 }
 
@@ -169,7 +174,7 @@ func (p *pool) take(id string) *entry {
 	}
 }
 
-// forget discards what is pooled of a template that goes away.
+// forget discards what is pooled of a template that went away.
 func (p *pool) forget(id string) {
 	for e := p.take(id); e != nil; e = p.take(id) {
 		if err := p.n.erase(context.WithoutCancel(p.n.ctx), e); err != nil {
@@ -234,6 +239,16 @@ func (n *Node) dress(ctx context.Context, have, r *record) error {
 		}
 	}
 	return n.identify(ctx, r)
+}
+
+// lost takes out one whose instance died, so that another is made.
+func (p *pool) lost(e *entry) {
+	p.mu.Lock()
+	for id, list := range p.ready {
+		p.ready[id] = slices.DeleteFunc(slices.Clone(list), func(x *entry) bool { return x == e })
+	}
+	p.mu.Unlock()
+	p.kick()
 }
 
 func (p *pool) give(id string, e *entry) {

@@ -41,11 +41,18 @@ func (n *Node) unreserve(r *record) {
 	delete(n.reserved, r.ID)
 }
 
-// admitResume checks the quotas of running sandboxes for one that comes back.
+// admitResume checks the quotas of running sandboxes for one that comes back, and
+// reserves its place until its record says so itself (unreserve).
 func (n *Node) admitResume(r *record) error {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return n.room(r, r.ID, false)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.room(r, r.ID, false); err != nil {
+		return err
+	}
+	c := r.clone()
+	c.State = sandbox.Resuming
+	n.reserved[r.ID] = c
+	return nil
 }
 
 // room tells which limit r would exceed. The caller holds n.mu.
@@ -61,11 +68,12 @@ func (n *Node) room(r *record, self string, fresh bool) error {
 			memory += o.Resources.MemoryMB
 		}
 	}
-	for _, e := range n.sandboxes {
-		add(e.rec.Load())
-	}
-	for _, o := range n.reserved {
-		add(o)
+	for id, e := range n.sandboxes {
+		if o := n.reserved[id]; o != nil { // what it is about to be
+			add(o)
+		} else {
+			add(e.rec.Load())
+		}
 	}
 	over := func(what, key string, used, want, limit int, unit string) error {
 		return &sandbox.Error{Kind: sandbox.Capacity, Thing: "this node",
@@ -127,13 +135,21 @@ type usage struct {
 // measureEvery is how often written files are counted; counting walks them.
 const measureEvery = 30 * time.Second
 
+// pruneEvery is after how many of those old events are removed.
+const pruneEvery = 120
+
 // measure keeps count of the disk that sandboxes use and holds each to its own
 // limit: one that is over it is told so, and paused rather than let fill the disk.
 func (n *Node) measure() {
 	tick := time.NewTicker(measureEvery)
 	defer tick.Stop()
-	for {
+	for i := 1; ; i++ {
 		n.measureOnce()
+		if i%pruneEvery == 0 {
+			if err := n.journal.PruneEvents(n.ctx, n.now().Add(-eventsKept)); err != nil && n.ctx.Err() == nil {
+				n.log.Warn("old events stay", "error", err)
+			}
+		}
 		select {
 		case <-n.ctx.Done():
 			return

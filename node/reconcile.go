@@ -27,7 +27,7 @@ import (
 //	running, pausing   instance alive: adopted, thawed, told who it is again
 //	                   instance gone: boots from its files, or from the image if the
 //	                   last thing journalled was a snapshot or rollback
-//	resuming           instance alive: adopted; gone: resumed again, as it was asked for
+//	resuming           came up already: adopted; else resumed again, as it was asked for
 //	paused, failed     stays; anything alive of it is ended
 //
 // One broken sandbox never stalls the others: it becomes failed, with the reason.
@@ -66,7 +66,9 @@ func (n *Node) reconcile(ctx context.Context) error {
 	}
 	for _, e := range n.all() { // cut off for good: its instance starts again
 		if r := e.rec.Load(); slices.Contains(synced.Rebuilt, r.Slot) {
-			if err := n.engine.Kill(ctx, r.instance()); err != nil {
+			next := *r
+			next.Generation++
+			if err := errors.Join(n.engine.Kill(ctx, r.instance()), n.engine.Kill(ctx, next.instance())); err != nil {
 				n.log.Error("instance without its network", "sandbox", r.ID, "error", err)
 			}
 		}
@@ -81,7 +83,10 @@ func (n *Node) reconcile(ctx context.Context) error {
 		})
 	}
 	_ = g.Wait()
-	return errors.Join(n.sweep(ctx), n.journal.PruneEvents(ctx, n.now().Add(-eventsKept)))
+	if err := n.sweep(ctx); err != nil { // what stays costs space; it must not cost the daemon
+		n.log.Error("leftovers stay until the next start", "error", err)
+	}
+	return n.journal.PruneEvents(ctx, n.now().Add(-eventsKept))
 }
 
 // slots gives the network slots that sandboxes hold, with their policies.
@@ -131,12 +136,7 @@ func (n *Node) settle(ctx context.Context, e *entry) error {
 func (n *Node) adopt(ctx context.Context, e *entry) (bool, error) {
 	r := e.rec.Load().clone()
 	if r.State == sandbox.Resuming {
-		// bringUp may have started one, or half of one, that was not journalled yet.
-		// Whether its guest was ever told who it is, is not known; the image it came
-		// from is intact, so start over from that.
-		next := r.clone()
-		next.Generation++
-		return false, n.engine.Kill(ctx, next.instance())
+		return n.adoptResumed(ctx, e, r)
 	}
 	_, err := n.engine.Adopt(ctx, r.instance())
 	if errors.Is(err, engine.ErrNotFound) {
@@ -159,6 +159,43 @@ func (n *Node) adopt(ctx context.Context, e *entry) (bool, error) {
 		}
 	}
 	n.arm(e)
+	return true, nil
+}
+
+// adoptResumed takes over what bringUp started and did not live to journal. It
+// ran on without us and wrote files: the image it came from fits them no more, so
+// it is the sandbox now. One that came up by half, or does not answer, goes.
+func (n *Node) adoptResumed(ctx context.Context, e *entry, r *record) (bool, error) {
+	next := r.clone()
+	next.Generation++
+	_, err := n.engine.Adopt(ctx, next.instance())
+	if err == nil {
+		_, err = os.Stat(n.files.Path(r.Upper)) // else bringUp took a new one that we do not know
+	}
+	if err == nil {
+		err = n.ready(ctx, next, restoredReady) // it may never have been told who it is
+	}
+	if err != nil {
+		return false, n.engine.Kill(ctx, next.instance())
+	}
+	if err := n.engine.Kill(ctx, r.instance()); err != nil {
+		return false, err
+	}
+	next.Recovered = sandbox.DepthMemory
+	if r.Image == "" {
+		next.Recovered = sandbox.DepthFiles
+	}
+	next.State, next.Building, next.Image, next.PausedAt = sandbox.Running, "", "", time.Time{}
+	next.StartedAt = n.now()
+	if least := next.StartedAt.Add(minWake); next.EndAt.Before(least) {
+		next.EndAt = least
+	}
+	if err := n.commit(ctx, e, next); err != nil {
+		return false, err
+	}
+	n.discard(r.Image)
+	n.arm(e)
+	n.event(ctx, next, "resumed", "resumed while the daemon was away", map[string]string{"depth": string(next.Recovered)})
 	return true, nil
 }
 

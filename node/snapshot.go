@@ -145,7 +145,11 @@ func (n *Node) picturePaused(ctx context.Context, e *entry, t *template, dir str
 		}
 		t.ImageBytes = m.Memory.Bytes()
 		// Hard links: both names hold the same immutable files, in no time and space.
-		if err := linkTree(n.image(old.Image), n.image(dir)); err != nil {
+		err = linkTree(n.image(old.Image), n.image(dir))
+		if err == nil {
+			err = layers.Sync(n.image(dir)) // the new names; the files are there
+		}
+		if err != nil {
 			return errors.Join(err, os.RemoveAll(n.image(dir)), n.files.Remove(upper))
 		}
 		t.HasMemory, t.Image = true, dir
@@ -259,6 +263,12 @@ func (n *Node) Rollback(ctx context.Context, id, snapshotID string) (*sandbox.Sa
 		default:
 			return &sandbox.Error{Kind: sandbox.Conflict, Thing: thing(id), Reason: fmt.Sprintf("is %s", old.State), Next: "try again"}
 		}
+		if old.State != sandbox.Running {
+			if err := n.admitResume(old); err != nil {
+				return err
+			}
+			defer n.unreserve(old)
+		}
 		e.busy.Store(true)
 		defer e.busy.Store(false)
 		upper, err := n.newLayer(ctx)
@@ -270,6 +280,15 @@ func (n *Node) Rollback(ctx context.Context, id, snapshotID string) (*sandbox.Sa
 		r.State = sandbox.Resuming
 		if err := n.commit(ctx, e, r); err != nil { // from here on it is the snapshot
 			return errors.Join(err, n.files.Remove(upper))
+		}
+		// The record names the snapshot's layers and image now, so they stay from here
+		// on; it may have been removed while we waited for the lock.
+		n.mu.RLock()
+		gone := n.templates[t.ID] != t
+		n.mu.RUnlock()
+		if gone {
+			return errors.Join(&sandbox.Error{Kind: sandbox.NotFound, Thing: fmt.Sprintf("snapshot %q", snapshotID), Reason: "was removed meanwhile"},
+				n.commit(ctx, e, old), n.files.Remove(upper))
 		}
 		n.step("rollback.committed")
 		if err := n.takeDown(ctx, old); err != nil {

@@ -23,8 +23,8 @@ func (n *Node) Status(context.Context) (sandbox.NodeStatus, error) {
 		return s, fmt.Errorf("free space of %s: %w", n.data, err)
 	}
 	s.DiskFree = int64(st.Bavail) * st.Bsize
+	ids := map[string]string{} // pool name → template id
 	n.mu.RLock()
-	defer n.mu.RUnlock()
 	for _, e := range n.sandboxes {
 		r := e.rec.Load()
 		if r.State == pooled {
@@ -46,12 +46,15 @@ func (n *Node) Status(context.Context) (sandbox.NodeStatus, error) {
 			s.Templates++
 		}
 	}
-	for name, want := range n.opts.Pool {
-		p := sandbox.PoolStatus{Want: want}
+	for name := range n.opts.Pool {
 		if t, err := n.lookup(name); err == nil {
-			p.Ready = n.pool.count(t.ID)
+			ids[name] = t.ID
 		}
-		s.Pool[name] = p
+	}
+	n.mu.RUnlock()
+	// The pool's lock is taken before n.mu (see short), never inside it.
+	for name, want := range n.opts.Pool {
+		s.Pool[name] = sandbox.PoolStatus{Want: want, Ready: n.pool.count(ids[name])}
 	}
 	return s, nil
 }

@@ -132,8 +132,11 @@ func (n *Node) DeleteTemplate(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
+	if err := n.removeTemplate(ctx, t); err != nil {
+		return err
+	}
 	n.pool.forget(t.ID)
-	return n.removeTemplate(ctx, t)
+	return nil
 }
 
 func (n *Node) removeTemplate(ctx context.Context, t *template) error {
@@ -144,7 +147,8 @@ func (n *Node) removeTemplate(ctx context.Context, t *template) error {
 	}
 	if t.Image != "" {
 		for _, e := range n.sandboxes {
-			if r := e.rec.Load(); r.Image == t.Image {
+			// One that the pool restores just now is nobody's: it fails, or is forgotten.
+			if r := e.rec.Load(); r.Image == t.Image && r.State != pooled {
 				n.mu.Unlock()
 				return &sandbox.Error{Kind: sandbox.Conflict, Thing: fmt.Sprintf("template %q", t.ID),
 					Reason: fmt.Sprintf("holds the memory of %s", thing(r.ID)), Next: "wait until that sandbox has started, or delete it first"}
@@ -201,9 +205,7 @@ func (n *Node) drop(ids ...string) error {
 		if l, err := n.files.Get(id); err == nil && l.Digest != "" && n.importing.Load() > 0 {
 			continue
 		}
-		{
-			errs = append(errs, n.files.Remove(id))
-		}
+		errs = append(errs, n.files.Remove(id))
 	}
 	return errors.Join(errs...)
 }
@@ -223,7 +225,8 @@ func (n *Node) addTemplate(ctx context.Context, t *template, names []string, e *
 		return nil
 	}
 	n.mu.Lock()
-	n.templates[t.ID] = t // before the commit, so that drop sees its layers
+	before := n.templates[t.ID] // nil, unless t replaces what is committed already
+	n.templates[t.ID] = t       // before the commit, so that drop sees its layers
 	n.mu.Unlock()
 	var err error
 	if r != nil {
@@ -234,7 +237,11 @@ func (n *Node) addTemplate(ctx context.Context, t *template, names []string, e *
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err != nil {
-		delete(n.templates, t.ID)
+		if before == nil {
+			delete(n.templates, t.ID)
+		} else {
+			n.templates[t.ID] = before
+		}
 		return err
 	}
 	for _, name := range names {
