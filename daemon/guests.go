@@ -33,8 +33,14 @@ func (g *guests) at(addr netip.Addr, token string) *client.Client {
 	return client.New(net.JoinHostPort(addr.String(), strconv.Itoa(client.Port)), token, g.http)
 }
 
-func (g *guests) Ready(ctx context.Context, addr netip.Addr) error {
-	return g.at(addr, "").WaitReady(ctx)
+func (g *guests) Warm(ctx context.Context, addr netip.Addr) error {
+	c := g.at(addr, "")
+	if err := c.WaitInit(ctx, client.InitRequest{}); err != nil {
+		return err
+	}
+	// Whether the image has such a program does not matter: the way there is walked.
+	_, _ = c.WithUser("root").Exec(ctx, client.ExecOptions{Cmd: "/bin/true", Timeout: 10 * time.Second})
+	return nil
 }
 
 // initPatience bounds the delivery of an identity. It is tried again until then:

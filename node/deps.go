@@ -27,8 +27,9 @@ type Network interface {
 
 // Guest is the host's side of the program inside.
 type Guest interface {
-	// Ready returns once the guest at addr answers.
-	Ready(ctx context.Context, addr netip.Addr) error
+	// Warm waits until the guest answers and has it do once, without identity, what
+	// the first caller will ask for, so that pages are there and code has run.
+	Warm(ctx context.Context, addr netip.Addr) error
 	// Init waits until the guest answers and delivers identity; after every start,
 	// restore and thaw.
 	Init(ctx context.Context, addr netip.Addr, id Identity) error

@@ -250,7 +250,7 @@ func (f fakeGuest) at(addr netip.Addr) (*fakeInstance, error) {
 	return nil, errors.New("connection refused")
 }
 
-func (f fakeGuest) Ready(_ context.Context, addr netip.Addr) error {
+func (f fakeGuest) Warm(_ context.Context, addr netip.Addr) error {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	_, err := f.at(addr)

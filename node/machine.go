@@ -143,7 +143,7 @@ func (n *Node) ready(ctx context.Context, r *record, patience time.Duration) err
 	if r.State != pooled {
 		return n.identify(ctx, r)
 	}
-	if err := n.guest.Ready(ctx, n.network.Addr(r.Slot)); err != nil {
+	if err := n.guest.Warm(ctx, n.network.Addr(r.Slot)); err != nil {
 		return fmt.Errorf("guest does not answer: %w", err)
 	}
 	return nil
