@@ -30,6 +30,7 @@ import (
 //	dns         prerouting, dstnat: port 53 of the gateway → the forwarder's port
 //	input       to the host: answers and DNS only
 //	forward     policy
+//	output      from the host to sandboxes: root only
 //	masquerade  postrouting, srcnat: leaving by an interface that is not ours
 //	inner_in    postrouting, after srcnat: to our veths, outside → inner
 type firewall struct {
@@ -184,6 +185,14 @@ func (f *firewall) filter(c *nftables.Conn) {
 		join(pair(), lookup(f.deny), refuse),
 		join(load(source), lookup(f.internet), accept),
 		refuse,
+	)
+	// Whoever speaks from the host's address may tell a guest who it is: that is for
+	// the daemon, and so for root, not for every user of the host. A packet of the
+	// kernel's own has no user and passes. A reset would come from a sandbox's address
+	// and not from its veth, which inner_out drops.
+	unreachable := phrase{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 3}}
+	f.chain(c, "output", nftables.ChainTypeFilter, nftables.ChainHookOutput, 0,
+		join(toUs, meta(expr.MetaKeySKUID), compare(expr.CmpOpNeq, make([]byte, 4)), unreachable),
 	)
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,6 +34,33 @@ func TestPrivateHostAndNeighboursAreOutOfReach(t *testing.T) {
 		for _, a := range []netip.Addr{uplinkAddr.Addr(), GatewayAddr} {
 			refused(t, p.do, a, host)
 		}
+	}
+}
+
+func TestOtherUsersOfTheHostAreRefused(t *testing.T) {
+	m := open(t, Options{})
+	e, in := attach(t, m, Policy{AllowInternet: true})
+	port := hello(t, in.do, "box")
+	reaches(t, here, e.Addr, port, "box 192.0.0.1")
+	refused := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlock: the thread, and who it is, end with this
+		if _, err := unix.SetfsuidRetUid(65534); err != nil {
+			refused <- err
+			return
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			refused <- err
+			return
+		}
+		defer unix.Close(fd)
+		timeout := unix.NsecToTimeval(int64(5 * time.Second))
+		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout)
+		refused <- errors.Join(err, unix.Connect(fd, &unix.SockaddrInet4{Port: int(port), Addr: e.Addr.As4()}))
+	}()
+	if err := <-refused; !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("another user connects: %v", err)
 	}
 }
 
