@@ -98,11 +98,15 @@ func assemble(ctx context.Context, cfg *config.Config, log *slog.Logger) (p *par
 	if err := p.openNetwork(ctx, j, instance); err != nil {
 		return p, err
 	}
+	imports := filepath.Join(cfg.Data, "imports")
+	if err := os.RemoveAll(imports); err != nil { // what a daemon that was killed was reading
+		return p, fmt.Errorf("unfinished imports: %w", err)
+	}
 	var gate atomic.Pointer[gateway.Gateway] // the node is open before the gateway to it
 	p.node, err = node.Open(ctx, node.Options{
 		Data: cfg.Data, Journal: j, Engine: eng, Files: files, Network: p.network, Guest: newGuests(), Tokens: tokens{seed},
 		GuestLayer: guestLayer.ID, GuestPath: layers.GuestPath,
-		Importer: &importer{files: files, base: cfg.Templates.Base, dir: filepath.Join(cfg.Data, "imports")},
+		Importer: &importer{files: files, base: cfg.Templates.Base, dir: imports},
 		Limits: node.Limits{
 			Sandboxes: cfg.Limits.Sandboxes, CPUs: cfg.Limits.CPUs, MemoryMB: cfg.Limits.MemoryMB, DiskMB: cfg.Limits.DiskMB,
 		},
