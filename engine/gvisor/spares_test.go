@@ -19,20 +19,21 @@ func start(t *testing.T) (*Engine, *enginetest.One) {
 	return one.Engine.(*Engine), one
 }
 
-// stocked waits until the engine keeps a spare and gives it.
+// stocked waits until the engine keeps all the spares it should and gives the one to
+// be used next.
 func stocked(t *testing.T, e *Engine) *spare {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		e.mu.Lock()
 		for _, list := range e.spares {
-			if len(list) > 0 {
+			if len(list) == DefaultSpares {
 				e.mu.Unlock()
 				return list[len(list)-1]
 			}
 		}
 		e.mu.Unlock()
 	}
-	t.Fatal("no spare was made")
+	t.Fatal("no spares were made")
 	return nil
 }
 
