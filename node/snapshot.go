@@ -239,7 +239,10 @@ func (n *Node) Fork(ctx context.Context, id string, o sandbox.ForkOptions) ([]sa
 		})
 	}
 	wg.Wait()
-	return results, n.removeTemplate(ctx, t)
+	if err := n.removeTemplate(ctx, t); err != nil { // the forks are there; the next start removes it
+		n.log.Warn("picture of a fork stays", "template", t.ID, "error", err)
+	}
+	return results, nil
 }
 
 // Rollback puts the sandbox back to one of its own snapshots, in place: same id,
