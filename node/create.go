@@ -29,6 +29,9 @@ func (n *Node) Create(ctx context.Context, o sandbox.CreateOptions) (*sandbox.Sa
 	n.mu.RLock()
 	t, err := n.lookup(o.Template)
 	n.mu.RUnlock()
+	if err == nil && !t.visible(o.Space) {
+		err = noTemplate(o.Template)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -217,9 +220,17 @@ func (n *Node) come(ctx context.Context, e *entry, r *record) (*record, started,
 
 // erase takes a sandbox away altogether. The caller holds the lock. It is
 // idempotent and picks up where an earlier try ended.
-func (n *Node) erase(ctx context.Context, e *entry) error {
+//
+// A try that fails is made again after a while: what cannot be removed now, say
+// from a full disk, is not forgotten.
+func (n *Node) erase(ctx context.Context, e *entry) (err error) {
 	r := e.rec.Load().clone()
 	e.stopTimer()
+	defer func() {
+		if err != nil && n.ctx.Err() == nil {
+			e.timer = n.clock.AfterFunc(retryExpiry, func() { n.goes(func() { n.expire(e.id) }) })
+		}
+	}()
 	if r.State != sandbox.Deleting {
 		r.State = sandbox.Deleting
 		if err := n.commit(ctx, e, r); err != nil {

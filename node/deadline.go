@@ -73,13 +73,17 @@ func (e *entry) stopTimer() {
 	}
 }
 
-// retryExpiry is how long after a pause by deadline failed it is tried again.
+// retryExpiry is how long after a pause by deadline, or a removal, failed it is
+// tried again.
 const retryExpiry = time.Minute
 
 // expire does what the lifecycle says if the deadline has really passed.
 func (n *Node) expire(id string) {
 	err := n.locked(n.ctx, id, func(ctx context.Context, e *entry) error {
 		r := e.rec.Load()
+		if r.State == sandbox.Deleting {
+			return n.erase(ctx, e)
+		}
 		if r.State != sandbox.Running || n.now().Before(r.EndAt) {
 			n.arm(e) // it was extended, or the clock was set back
 			return nil

@@ -160,6 +160,9 @@ func (f fakeEngine) Thaw(_ context.Context, id string) error {
 }
 
 func (f fakeEngine) Kill(_ context.Context, id string) error {
+	if err := f.m.failing("kill"); err != nil {
+		return err
+	}
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	delete(f.m.instances, id)

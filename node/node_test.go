@@ -423,3 +423,41 @@ func TestDeleteAnyState(t *testing.T) {
 	wantKind(t, w.Delete(bg, sb.ID), sandbox.NotFound, sb.ID)
 	w.clean()
 }
+
+func TestSnapshotsBelongToTheirSpace(t *testing.T) {
+	w := newMachine(t).start(worldOptions{})
+	sb := w.create(sandbox.CreateOptions{})
+	snap, err := w.Snapshot(bg, sb.ID, sandbox.SnapshotOptions{Name: "mine"})
+	must(t, err)
+	for _, ref := range []string{snap.ID, "mine"} {
+		_, err = w.Create(bg, sandbox.CreateOptions{Space: "other", Template: ref, Timeout: time.Hour})
+		wantKind(t, err, sandbox.NotFound, ref)
+	}
+	list, _, err := w.Templates(bg, sandbox.TemplateListOptions{Space: "other", Snapshots: true})
+	must(t, err)
+	if len(list) != 0 {
+		t.Fatalf("another space lists %v", list)
+	}
+	w.create(sandbox.CreateOptions{Space: "other"}) // the operator's templates are everyone's
+	w.clean()
+}
+
+func TestDeleteThatFailsIsTriedAgain(t *testing.T) {
+	m := newMachine(t)
+	w := m.start(worldOptions{})
+	sb := w.create(sandbox.CreateOptions{})
+	m.fail["kill"] = errors.New("busy")
+	if err := w.Delete(bg, sb.ID); err == nil || !strings.Contains(err.Error(), "busy") {
+		t.Fatalf("got %v", err)
+	}
+	w.mu.RLock()
+	armed := w.sandboxes[sb.ID].timer != nil
+	w.mu.RUnlock()
+	if !armed {
+		t.Fatal("nothing will try again")
+	}
+	w.expire(sb.ID) // what the timer does
+	_, err := w.Get(bg, sb.ID)
+	wantKind(t, err, sandbox.NotFound, sb.ID)
+	w.clean()
+}

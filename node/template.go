@@ -74,8 +74,18 @@ func (n *Node) lookup(ref string) (*template, error) {
 			return t, nil
 		}
 	}
-	return nil, &sandbox.Error{Kind: sandbox.NotFound, Thing: fmt.Sprintf("template %q", ref), Reason: "not found",
+	return nil, noTemplate(ref)
+}
+
+func noTemplate(ref string) error {
+	return &sandbox.Error{Kind: sandbox.NotFound, Thing: fmt.Sprintf("template %q", ref), Reason: "not found",
 		Next: "see `holdfast template ls` and `holdfast snapshot ls`, or import one with `holdfast template import`"}
+}
+
+// visible tells whether a space may use t: its own always, and the templates, not
+// the snapshots, of the default space, which is the operator's. "" sees all.
+func (t *template) visible(space string) bool {
+	return space == "" || t.Space == space || t.Space == "" || (!t.Snapshot && t.Space == sandbox.DefaultSpace)
 }
 
 // Template finds one template or snapshot by id or name.
@@ -96,7 +106,7 @@ func (n *Node) Templates(_ context.Context, o sandbox.TemplateListOptions) ([]sa
 	n.mu.RLock()
 	all := make([]sandbox.Template, 0, len(n.templates))
 	for _, t := range n.templates {
-		if t.Transient || t.Snapshot != o.Snapshots || (o.SourceID != "" && t.SourceID != o.SourceID) {
+		if t.Transient || !t.visible(o.Space) || t.Snapshot != o.Snapshots || (o.SourceID != "" && t.SourceID != o.SourceID) {
 			continue
 		}
 		v := n.templateView(t)
