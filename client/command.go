@@ -38,7 +38,7 @@ type Cmd struct {
 	PID int // inside; after Start
 
 	sb     *Sandbox
-	ctx    context.Context //nolint:containedctx // as exec.CommandContext
+	ctx    context.Context // as exec.CommandContext
 	client processpbconnect.ProcessClient
 	stream *connect.ServerStreamForClient[processpb.StartResponse]
 	cancel context.CancelFunc

@@ -72,7 +72,7 @@ func (i *importer) upload(ctx context.Context, archive io.Reader, o image.Option
 
 // contextReader ends with its context.
 type contextReader struct {
-	ctx context.Context //nolint:containedctx // a reader has no other way to know
+	ctx context.Context // a reader has no other way to know
 	r   io.Reader
 }
 

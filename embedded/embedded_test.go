@@ -27,8 +27,12 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := bytes.Repeat([]byte("program "), 1000)
-	w.Write(want)
-	w.Close()
+	if _, err := w.Write(want); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
 	fsys := fstest.MapFS{
 		"assets/guest.zst":  {Data: packed.Bytes()},
 		"assets/guest.json": {Data: []byte(`{"name":"guest","version":"v1","sha256":"ab","size":8000,"key":"k"}`)},

@@ -22,7 +22,7 @@ const (
 const GuestPort = 49983
 
 // errInvalidHost is what E2B answers in plain text.
-var errInvalidHost = errors.New("Invalid host")
+var errInvalidHost = errors.New("Invalid host") //nolint:staticcheck // the text is E2B's
 
 // Match tells whether r is for a sandbox, and for which port of which. A
 // request is when the first label of its host is <port>-<id>, with or without
@@ -48,7 +48,7 @@ func (g *Gateway) Match(r *http.Request) (id string, port int, ok bool, err erro
 	}
 	id, _, _ = strings.Cut(id, "-")
 	if port, err = parsePort(r.Header.Get(HeaderSandboxPort)); err != nil {
-		return "", 0, true, errors.New("Invalid port: " + HeaderSandboxPort + " must be from 1 to 65535")
+		return "", 0, true, errors.New("Invalid port: " + HeaderSandboxPort + " must be from 1 to 65535") //nolint:staticcheck // in the manner of E2B's
 	}
 	return id, port, true, nil
 }

@@ -21,7 +21,7 @@ func TestWebSocket(t *testing.T) {
 		if err != nil {
 			return
 		}
-		defer c.CloseNow()
+		defer func() { _ = c.CloseNow() }()
 		c.SetReadLimit(-1)
 		for {
 			kind, msg, err := c.Read(q.Context())

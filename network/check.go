@@ -53,9 +53,7 @@ func (m *Manager) Check() []Problem {
 			}
 		}
 	}
-	for _, p := range legacyDrops(vethPrefix(m.instance)) {
-		out = append(out, p)
-	}
+	out = append(out, legacyDrops(vethPrefix(m.instance))...)
 	if left, err := m.Leftovers(); err != nil {
 		add("run as root", "leftovers cannot be listed: %v", err)
 	} else if len(left) > 0 {

@@ -14,9 +14,6 @@ import (
 // or INPUT. What comes from or goes to our veths is judged by our own table in
 // full, so it is safe to let it pass theirs, and only there.
 
-// exception marks our rules in other tables; it is shown as their comment.
-func exception(instance string) string { return "holdfast-" + instance }
-
 // dockerUser is the chain that Docker keeps for others' rules and jumps to first.
 const dockerUser = "DOCKER-USER"
 

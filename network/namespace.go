@@ -66,7 +66,7 @@ func isMount(path string) (bool, error) {
 // isNamespace tells whether a namespace is mounted at path.
 func isNamespace(path string) bool {
 	var st unix.Statfs_t
-	return unix.Statfs(path, &st) == nil && int64(st.Type) == nsfsMagic
+	return unix.Statfs(path, &st) == nil && st.Type == nsfsMagic
 }
 
 func (m *Manager) nsPath(slot int) string { return filepath.Join(m.dir, strconv.Itoa(slot)) }

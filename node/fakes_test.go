@@ -243,7 +243,7 @@ type fakeGuest struct{ m *machine }
 
 func (f fakeGuest) at(addr netip.Addr) (*fakeInstance, error) {
 	for _, i := range f.m.instances {
-		if (fakeNetwork{f.m}).Addr(i.slot) == addr {
+		if fakeNetwork(f).Addr(i.slot) == addr {
 			if i.frozen {
 				return nil, errors.New("frozen")
 			}

@@ -75,7 +75,7 @@ func (n *Node) Inspect(ctx context.Context, id string) (*sandbox.Inspection, err
 	}
 	st, err := n.engine.Stats(ctx, r.instance())
 	if err != nil {
-		return in, nil // it ended this moment; what is known is still true
+		return in, nil //nolint:nilerr // it ended this moment; what is known is still true
 	}
 	in.MemoryBytes, in.PIDs, in.PID, in.Runtime = st.MemoryBytes, st.PIDs, st.PID, st.Runtime
 	return in, nil

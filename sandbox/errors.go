@@ -41,6 +41,7 @@ func (e *Error) Error() string {
 	if e.Next != "" {
 		s += "; " + e.Next
 	}
+	//nolint:errorlint // only the direct cause has its text in the reason
 	if _, said := e.Err.(quietError); e.Err != nil && !said {
 		s += ": " + e.Err.Error()
 	}

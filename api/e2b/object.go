@@ -259,13 +259,6 @@ func dropSpace(r rune) rune {
 	return r
 }
 
-// ignore takes out fields that are known and have no effect.
-func (o *object) ignore(names ...string) {
-	for _, n := range names {
-		o.get(n)
-	}
-}
-
 // end gives the first thing that was wrong. Of the names nobody took, those
 // that might be a security setting spelt wrong are refused, for to ignore such
 // a one would weaken what was asked for; strict refuses all.

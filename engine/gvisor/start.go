@@ -118,7 +118,7 @@ func (e *Engine) launchWith(ctx context.Context, s engine.Spec, image string, re
 	}})
 	if err != nil {
 		if group.OOMKills() > r.OOMKills {
-			return engine.Instance{}, fmt.Errorf("its memory limit of %d MiB is too small to begin in; raise it: %v", s.MemoryBytes>>20, err)
+			return engine.Instance{}, fmt.Errorf("its memory limit of %d MiB is too small to begin in; raise it: %w", s.MemoryBytes>>20, err)
 		}
 		return engine.Instance{}, err
 	}

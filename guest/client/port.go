@@ -68,7 +68,7 @@ func join(ctx context.Context, conn net.Conn, port uint16) (net.Conn, error) {
 		return nil, errors.Join(ctx.Err(), err)
 	}
 	r := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(r, req)
+	resp, err := http.ReadResponse(r, req) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
 		return nil, errors.Join(ctx.Err(), err)
 	}

@@ -141,7 +141,7 @@ func (s *Service) ListDir(ctx context.Context, req *pb.ListDirRequest) (*pb.List
 				return err
 			}
 			if err != nil {
-				return nil // gone meanwhile, or closed: its entry is there already
+				return nil //nolint:nilerr // gone meanwhile, or closed: its entry is there already
 			}
 			rel := strings.TrimPrefix(strings.TrimPrefix(path, start), "/")
 			if fi, err := d.Info(); err == nil {

@@ -96,7 +96,7 @@ func (w *watch) add(dir string) error {
 func (w *watch) scan(dir string, emit func(path string)) {
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == dir {
-			return nil // gone again, or closed to the user
+			return nil //nolint:nilerr // gone again, or closed to the user
 		}
 		if d.IsDir() {
 			if _, known := w.dirs[path]; !known && w.add(path) != nil {
