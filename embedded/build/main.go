@@ -52,9 +52,8 @@ func build(root, name string) error {
 	began := time.Now()
 	pkg := "./cmd/" + name
 	ldflags := "-s -w -buildid="
-	version, extra := "", ""
+	version := ""
 	if name == embedded.Runsc {
-		extra = patchKey()
 		v, err := output("go", "list", "-C", root, "-m", "-f", "{{.Version}}", gvisorModule)
 		if err != nil {
 			return err
@@ -64,7 +63,7 @@ func build(root, name string) error {
 		// has to name the module version; unstamped, all versions would be equal.
 		ldflags += " -X " + gvisorModule + "/runsc/version.version=" + version
 	}
-	key, err := sourceKey(root, pkg, ldflags+extra)
+	key, err := sourceKey(root, pkg, ldflags)
 	if err != nil {
 		return err
 	}
@@ -79,19 +78,7 @@ func build(root, name string) error {
 	}
 	defer os.RemoveAll(tmp)
 	bin := filepath.Join(tmp, name)
-	args := []string{"build", "-C", root, "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", bin}
-	if name == embedded.Runsc {
-		module, err := output("go", "list", "-C", root, "-m", "-f", "{{.Dir}}", gvisorModule)
-		if err != nil {
-			return err
-		}
-		mod, err := patched(root, strings.TrimSpace(module), tmp)
-		if err != nil {
-			return err
-		}
-		args = append(args, "-modfile", mod)
-	}
-	cmd := exec.Command("go", append(args, pkg)...)
+	cmd := exec.Command("go", "build", "-C", root, "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", bin, pkg)
 	cmd.Env = buildEnv()
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
