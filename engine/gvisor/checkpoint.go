@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-run/holdfast/engine"
@@ -107,8 +108,9 @@ func preflight(dir string) error {
 	return nil
 }
 
-// seal describes an image whose own files are on stable storage, and brings the
-// description there, last of all.
+// seal describes a saved image and brings all of it to stable storage. The files go
+// side by side, for a journaling file system commits them together; that a crash may
+// then leave a description without the rest is what its sizes are for.
 func (e *Engine) seal(dir, runtime string) (engine.Image, error) {
 	m := image{Runtime: runtime, CPUFeature: e.caps.CPUFeature, Sizes: map[string]int64{}}
 	out := engine.Image{Runtime: runtime, CPUFeature: e.caps.CPUFeature}
@@ -125,16 +127,16 @@ func (e *Engine) seal(dir, runtime string) (engine.Image, error) {
 	if err != nil {
 		return out, err
 	}
-	path := filepath.Join(dir, imageFile)
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		return out, err
-	}
-	if err := errors.Join(syncFile(path), syncFile(dir)); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, imageFile), b, 0o600); err != nil {
 		return out, err
 	}
 	out.Files = append(out.Files, imageFile)
 	out.Bytes += int64(len(b))
-	return out, nil
+	var all errgroup.Group
+	for _, name := range append([]string{"."}, out.Files...) {
+		all.Go(func() error { return syncFile(filepath.Join(dir, name)) })
+	}
+	return out, all.Wait()
 }
 
 // syncFile brings a file or folder to stable storage.

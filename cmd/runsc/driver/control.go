@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/sentry/state/checkpointfiles"
@@ -62,8 +62,8 @@ func restore(ctl *urpc.Client, image string) error {
 	return nil
 }
 
-// save freezes an instance and writes its image, on stable storage in the end. The
-// instance stays frozen, unless this fails.
+// save freezes an instance and writes its image, which is the engine's to bring to
+// stable storage. The instance stays frozen, unless this fails.
 func save(dir, image string) (err error) {
 	ctl, err := connect(dir)
 	if err != nil {
@@ -93,14 +93,36 @@ func save(dir, image string) (err error) {
 		Resume:        true, // or the kernel would end itself, even when it failed
 	}
 	opts.Files = files
-	if err := ctl.Call(boot.ContMgrCheckpoint, &opts, nil); err != nil {
+	stop := writeEarly(files[len(files)-1])
+	err = ctl.Call(boot.ContMgrCheckpoint, &opts, nil)
+	stop()
+	if err != nil {
 		return fmt.Errorf("save: %w", err)
 	}
-	var sync errgroup.Group
-	for _, f := range files {
-		sync.Go(f.Sync)
-	}
-	return sync.Wait()
+	return nil
+}
+
+// writeEarly has the host write a file to the disk while it grows, so that little is
+// left to wait for in the end. It goes on until the function it returns is called.
+func writeEarly(f *os.File) (stop func()) {
+	const every = 5 * time.Millisecond
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		t := time.NewTicker(every)
+		defer t.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-t.C:
+				// Begins writing what is dirty and does not wait for it. A file system
+				// that cannot do so is synced as a whole later anyway.
+				_ = unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
 }
 
 // thaw lets a frozen instance go on. An instance whose marker is there may not be
