@@ -60,7 +60,7 @@ e2e: build ## real clients and faults against real daemons (root)
 
 .PHONY: lint
 lint: $(TOOLS)/golangci-lint-$(LINT) ## static checks
-	@test -z "$$(gofmt -l $$(git ls-files '*.go') | tee /dev/stderr)" || { echo 'lint: the files above are not gofmt-ed; run: make fmt' >&2; exit 1; }
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { printf 'lint: not gofmt-ed, run make fmt:\n%s\n' "$$bad" >&2; exit 1; }
 	@$< run --allow-parallel-runners
 
 # Built from source through the module proxy once; its version is in its name.
