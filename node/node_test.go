@@ -379,6 +379,8 @@ func TestBadInput(t *testing.T) {
 	sb := w.create(sandbox.CreateOptions{})
 	_, err = w.Snapshot(bg, sb.ID, sandbox.SnapshotOptions{Name: "../x"})
 	wantKind(t, err, sandbox.InvalidRequest, "template name")
+	_, err = w.Snapshot(bg, sb.ID, sandbox.SnapshotOptions{Name: "BASE"})
+	wantKind(t, err, sandbox.Conflict, "belongs to a template")
 	w.clean()
 }
 

@@ -24,6 +24,9 @@ func (n *Node) Snapshot(ctx context.Context, id string, o sandbox.SnapshotOption
 		if err != nil {
 			return nil, err
 		}
+		if err := n.snapshotMayBe(name); err != nil {
+			return nil, err
+		}
 		names = []string{name}
 	}
 	var t *template
@@ -38,6 +41,17 @@ func (n *Node) Snapshot(ctx context.Context, id string, o sandbox.SnapshotOption
 	defer n.mu.RUnlock()
 	v := n.templateView(t)
 	return &v, nil
+}
+
+// snapshotMayBe refuses a name that a template bears: creates from it would
+// silently start from the snapshot. From snapshot to snapshot a name may move.
+func (n *Node) snapshotMayBe(name string) error {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if t := n.templates[n.names[name]]; t != nil && !t.Snapshot {
+		return sandbox.Errorf(sandbox.Conflict, fmt.Sprintf("template name %q", name), "belongs to a template").WithNext("choose another name for the snapshot")
+	}
+	return nil
 }
 
 // picture makes a snapshot of the sandbox. The caller holds the lock.
