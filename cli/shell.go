@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"os"
+
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-run/holdfast/client"
@@ -49,6 +51,9 @@ Without SANDBOX a new one is created, from --template; it stays afterwards.`,
 			}
 		}
 		x.env = f.env
+		if in, ok := a.in.(*os.File); !ok || !isTerminal(in) {
+			x.tty = false // a script on a pipe: it ends where the pipe does
+		}
 		err := a.execute(cmd.Context(), sb, []string{"/bin/sh", "-c", findShell}, x)
 		a.note("sandbox %s stays; `holdfast shell %s` comes back to it, `holdfast rm %s` removes it", shortID(sb.ID), shortID(sb.ID), shortID(sb.ID))
 		return err

@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"time"
 
 	"github.com/holdfast-run/holdfast/engine"
 	"github.com/holdfast-run/holdfast/sandbox"
@@ -57,6 +59,50 @@ func (n *Node) exited(x engine.Exit) {
 		return
 	}
 	n.event(ctx, c, string(x.Reason), c.Reason, nil)
+}
+
+// watchMemory tells of processes inside that were killed at the memory limit while
+// the sandbox itself goes on.
+func (n *Node) watchMemory() {
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-tick.C:
+			n.watchMemoryOnce()
+		}
+	}
+}
+
+func (n *Node) watchMemoryOnce() {
+	for _, e := range n.all() {
+		r := e.rec.Load()
+		if r.State != sandbox.Running {
+			continue
+		}
+		st, err := n.engine.Stats(n.ctx, r.instance())
+		if err != nil {
+			continue // it ends, which exited tells
+		}
+		if more := e.usage.oom(r.Generation, st.OOMKills); more > 0 {
+			n.event(n.ctx, r, "oom", fmt.Sprintf("%d of its processes were killed at the memory limit of %d MiB; the sandbox goes on", more, r.Resources.MemoryMB),
+				map[string]string{"processes": strconv.FormatInt(more, 10)})
+		}
+	}
+}
+
+// oom gives how many kills are new since the last look at this instance.
+func (u *usage) oom(generation, kills int64) int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	seen := u.oomKills
+	if u.oomOf != generation {
+		seen = 0
+	}
+	u.oomOf, u.oomKills = generation, kills
+	return max(0, kills-seen)
 }
 
 func (n *Node) byInstance(id string) *entry {

@@ -34,6 +34,7 @@ type machine struct {
 	instances map[string]*fakeInstance
 	slots     map[int]network.Policy
 	exits     chan engine.Exit
+	oomKills  int64
 	fail      map[string]error // next error of the engine, by method; guarded by failMu
 	failMu    sync.Mutex
 }
@@ -190,7 +191,9 @@ func (f fakeEngine) List(context.Context) ([]string, error) {
 
 func (f fakeEngine) Update(context.Context, string, engine.Resources) error { return nil }
 func (f fakeEngine) Stats(context.Context, string) (engine.Stats, error) {
-	return engine.Stats{Time: time.Now()}, nil
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	return engine.Stats{Time: time.Now(), OOMKills: f.m.oomKills}, nil
 }
 func (f fakeEngine) Exits() <-chan engine.Exit { return f.m.exits }
 func (f fakeEngine) Close() error              { return nil }

@@ -142,6 +142,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	n.goes(n.watchExits)
 	n.goes(n.measure)
+	n.goes(n.watchMemory)
 	n.pool.init(n)
 	return n, nil
 }

@@ -203,6 +203,23 @@ func TestDeadInstanceIsNoticedWithItsReason(t *testing.T) {
 	w.clean()
 }
 
+func TestOutOfMemoryInsideIsTold(t *testing.T) {
+	m := newMachine(t)
+	w := m.start(worldOptions{})
+	sb := w.create(sandbox.CreateOptions{})
+	w.watchMemoryOnce()
+	m.mu.Lock()
+	m.oomKills = 2
+	m.mu.Unlock()
+	w.watchMemoryOnce()
+	w.watchMemoryOnce() // told once
+	events, err := w.Events(bg, sb.ID, sandbox.EventOptions{})
+	must(t, err)
+	if n := len(events); n != 2 || events[1].Kind != "oom" || events[1].Fields["processes"] != "2" {
+		t.Fatalf("events %+v", events)
+	}
+}
+
 func TestDeadlines(t *testing.T) {
 	w := newMachine(t).start(worldOptions{})
 	killed := w.create(sandbox.CreateOptions{})
@@ -361,13 +378,14 @@ func TestBadInput(t *testing.T) {
 		kind sandbox.Kind
 		says string
 	}{
-		"unknown template":  {sandbox.CreateOptions{Template: "nope", Timeout: hour}, sandbox.NotFound, "nope"},
-		"no timeout":        {sandbox.CreateOptions{}, sandbox.InvalidRequest, "Timeout must be greater than 0"},
-		"negative timeout":  {sandbox.CreateOptions{Timeout: -1}, sandbox.InvalidRequest, "Timeout must be greater than 0"},
-		"timeout for ever":  {sandbox.CreateOptions{Timeout: 2 * sandbox.MaxTimeout}, sandbox.InvalidRequest, "hours"},
-		"negative cpus":     {sandbox.CreateOptions{Timeout: hour, Resources: sandbox.Resources{CPUs: -1}}, sandbox.InvalidRequest, "negative"},
-		"tiny memory":       {sandbox.CreateOptions{Timeout: hour, Resources: sandbox.Resources{MemoryMB: 1}}, sandbox.InvalidRequest, "64"},
-		"rule not an range": {sandbox.CreateOptions{Timeout: hour, Network: sandbox.Network{DenyOut: []string{"example.com"}}}, sandbox.InvalidRequest, "example.com"},
+		"unknown template": {sandbox.CreateOptions{Template: "nope", Timeout: hour}, sandbox.NotFound, "nope"},
+		"no timeout":       {sandbox.CreateOptions{}, sandbox.InvalidRequest, "Timeout must be greater than 0"},
+		"negative timeout": {sandbox.CreateOptions{Timeout: -1}, sandbox.InvalidRequest, "Timeout must be greater than 0"},
+		"timeout for ever": {sandbox.CreateOptions{Timeout: 2 * sandbox.MaxTimeout}, sandbox.InvalidRequest, "hours"},
+		"negative cpus":    {sandbox.CreateOptions{Timeout: hour, Resources: sandbox.Resources{CPUs: -1}}, sandbox.InvalidRequest, "negative"},
+		"tiny memory":      {sandbox.CreateOptions{Timeout: hour, Resources: sandbox.Resources{MemoryMB: 1}}, sandbox.InvalidRequest, "64"},
+		"rule of IPv6":     {sandbox.CreateOptions{Timeout: hour, Network: sandbox.Network{DenyOut: []string{"::/0"}}}, sandbox.InvalidRequest, "IPv6"},
+		"rule not a range": {sandbox.CreateOptions{Timeout: hour, Network: sandbox.Network{DenyOut: []string{"example.com"}}}, sandbox.InvalidRequest, "example.com"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := w.Create(bg, c.o)

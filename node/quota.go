@@ -130,6 +130,9 @@ type usage struct {
 	diskAt  time.Time
 	cpuTime time.Duration
 	cpuAt   time.Time
+
+	oomOf    int64 // generation that oomKills was counted in
+	oomKills int64
 }
 
 // measureEvery is how often written files are counted; counting walks them.
