@@ -26,19 +26,20 @@ import (
 // patience bounds every wait of the suite; nothing is asserted about speed.
 const patience = 60 * time.Second
 
-// buildPID1 compiles the program that runs inside.
-var buildPID1 = sync.OnceValues(func() (string, error) {
+// buildPID1 compiles the program that runs inside, once, and gives its content.
+var buildPID1 = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "hf-pid1-")
 	if err != nil {
-		return "", err
+		return nil, err
 	}
+	defer os.RemoveAll(dir)
 	bin := filepath.Join(dir, "pid1")
 	cmd := exec.Command("go", "build", "-o", bin, "github.com/holdfast-run/holdfast/engine/enginetest/pid1")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build pid1: %w\n%s", err, out)
+		return nil, fmt.Errorf("build pid1: %w\n%s", err, out)
 	}
-	return bin, nil
+	return os.ReadFile(bin)
 })
 
 // world is one test's surroundings: an engine and what instances need.
@@ -105,19 +106,10 @@ func (w *world) root() string {
 			w.Fatal(err)
 		}
 	}
-	copyFile(w.TB, bin, filepath.Join(root, "bin/pid1"))
+	if err := os.WriteFile(filepath.Join(root, "bin/pid1"), bin, 0o755); err != nil {
+		w.Fatal(err)
+	}
 	return root
-}
-
-func copyFile(t testing.TB, from, to string) {
-	t.Helper()
-	b, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(to, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
 }
 
 var (

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/holdfast-run/holdfast/engine"
@@ -30,6 +31,9 @@ func TestMain(m *testing.M) {
 	}())
 }
 
+// opened are the folders of engines seen so far.
+var opened sync.Map
+
 func open(t testing.TB, dir string) *Engine {
 	t.Helper()
 	h := fnv.New32a()
@@ -43,6 +47,15 @@ func open(t testing.TB, dir string) *Engine {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if _, again := opened.LoadOrStore(dir, true); !again {
+		// Registered by the first engine of a test, so it runs last: nothing of the
+		// instances and spares of any of them may be left then.
+		t.Cleanup(func() {
+			if err := e.groups.Remove(); err != nil {
+				t.Errorf("remove the test's cgroups: %v", err)
+			}
+		})
 	}
 	return e
 }

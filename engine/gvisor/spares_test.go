@@ -98,13 +98,14 @@ func TestSpareDied(t *testing.T) {
 	}
 	again(t, e, one)
 	// One whose other half is gone: the driver knows nothing of it.
-	s = stocked(t, e)
+	stocked(t, e)
 	e.mu.Lock()
-	for key := range e.spares {
-		e.spares[key] = []*spare{s}
+	for _, list := range e.spares {
+		for _, s := range list {
+			s.name = sparePrefix + "unknown"
+		}
 	}
 	e.mu.Unlock()
-	s.name = sparePrefix + "unknown"
 	again(t, e, one)
 }
 
