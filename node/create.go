@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/holdfast-run/holdfast/network"
 	"github.com/holdfast-run/holdfast/node/journal"
 	"github.com/holdfast-run/holdfast/sandbox"
 )
@@ -84,16 +85,8 @@ func validate(o *sandbox.CreateOptions) error {
 
 func validateRules(nw sandbox.Network) error {
 	for _, list := range [][]string{nw.AllowOut, nw.DenyOut} {
-		for _, s := range list {
-			p, err := parsePrefix(s)
-			if err == nil && !p.Addr().Is4() {
-				return &sandbox.Error{Kind: sandbox.InvalidRequest, Thing: fmt.Sprintf("network rule %q", s), Reason: "is IPv6, which sandboxes do not have",
-					Next: "leave it out: nothing is reachable by IPv6"}
-			}
-			if err != nil {
-				return &sandbox.Error{Kind: sandbox.InvalidRequest, Thing: fmt.Sprintf("network rule %q", s), Reason: "is neither an IP address nor a CIDR",
-					Next: "write it like 203.0.113.7 or 203.0.113.0/24"}
-			}
+		if _, err := network.ParsePrefixes(list); err != nil {
+			return sandbox.Errorf(sandbox.InvalidRequest, "network rules:", "%w", err)
 		}
 	}
 	return nil

@@ -73,25 +73,16 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                                  { return time.Now() }
 func (systemClock) AfterFunc(d time.Duration, f func()) *time.Timer { return time.AfterFunc(d, f) }
 
+// policy is what the network is asked to enforce. The rules were checked when they
+// came in; should one not parse all the same, nothing is reachable.
 func policy(nw sandbox.Network) network.Policy {
-	return network.Policy{AllowInternet: nw.AllowInternet, AllowOut: prefixes(nw.AllowOut), DenyOut: prefixes(nw.DenyOut)}
-}
-
-// prefixes parses CIDRs and addresses that create has validated.
-func prefixes(list []string) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(list))
-	for _, s := range list {
-		if p, err := parsePrefix(s); err == nil {
-			out = append(out, p)
-		}
+	allow, err := network.ParsePrefixes(nw.AllowOut)
+	if err != nil {
+		return network.Policy{}
 	}
-	return out
-}
-
-func parsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
+	deny, err := network.ParsePrefixes(nw.DenyOut)
+	if err != nil {
+		return network.Policy{}
 	}
-	p, err := netip.ParsePrefix(s)
-	return p.Masked(), err
+	return network.Policy{AllowInternet: nw.AllowInternet, AllowOut: allow, DenyOut: deny}
 }
